@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from .errors import ConfigError
 
 FIRST, LAST = 20_000, 32_768
 OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -33,3 +37,14 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
+
+
+@contextmanager
+def listening_at(host: str, port: int) -> Iterator[None]:
+    """A block that listens where the options --host and --port say; an address that cannot be had is named by them."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there ({error}); --port 0 takes a free port"
+        ) from error

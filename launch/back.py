@@ -33,8 +33,23 @@ def back_to(run: Run, names: Sequence[str], target: str) -> Path | None:
     if not [step for step in steps if step and (not number or step <= int(number))]:
         beyond.append(run.path / "stages" / stage)
     for name in later:
-        beyond += [run.path / "stages" / f"{name}{kind}" for kind in (".json", ".sums", "")]
-        beyond += [run.path / "checkpoints" / name, run.path / "checkpoints" / f"{name}-critic"]
+        beyond += left_by(run.path, name, names)
+    beyond += [run.path / "summary.json", run.path / "report.html"]
     run.guard()
     run.metrics.rewind(stage, int(number) if number else max(steps, default=0), tuple(later))
     return set_aside(run.path, beyond)
+
+
+def left_by(run: Path, stage: str, names: Sequence[str]) -> list[Path]:
+    """Where the files are that a stage, one of `names`, may have left: outcome, data, checkpoints, tables, samples."""
+    tables = [path for folder in ("results", "rollouts") for path in (run / folder).glob(f"{stage}*.json*")]
+    return [
+        *(run / "stages" / f"{stage}{kind}" for kind in (".json", ".sums", "")),
+        *(run / "checkpoints" / f"{stage}{kind}" for kind in ("", "-critic")),
+        *(path for path in tables if _writer(path.stem, names) == stage),
+    ]
+
+
+def _writer(stem: str, names: Sequence[str]) -> str | None:
+    """The stage that wrote a table or a sample: eval-base-reward is of the stage eval-base, if there is one."""
+    return max((name for name in names if f"{stem}-".startswith(f"{name}-")), key=len, default=None)

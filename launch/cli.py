@@ -131,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        click.echo(f"terrella: error: {error.filename or 'a file'}: {error.strerror or error}", err=True)
+        where = f"{error.filename}: " if error.filename else ""  # a socket's error names none
+        click.echo(f"terrella: error: {where}{error.strerror or error}", err=True)
         sys.exit(StorageError.exit_code)
     except Exception as error:
         missing = missing_extra(error) if isinstance(error, ImportError) else None

@@ -17,6 +17,7 @@ from ..core import schema
 from ..core.errors import ConfigError
 from ..core.files import read_json, write_atomic
 from ..core.run import ASIDE, set_aside
+from .back import left_by
 from .recipe import Recipe, refuse_old_kinds
 from .settings.base import OnPolicy, references
 
@@ -99,9 +100,7 @@ def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
         for name in longer:
             beyond += [folder / "stages" / f"{name}.{kind}" for kind in ("json", "sums")]
         for name in _resting_on(old, longer):
-            beyond += [folder / "stages" / f"{name}{kind}" for kind in (".json", ".sums", "")]
-            beyond += [folder / "checkpoints" / name, folder / "checkpoints" / f"{name}-critic"]
-            beyond += [*(folder / "results").glob(f"{name}-*.json"), *(folder / "rollouts").glob(f"{name}-*.jsonl")]
+            beyond += left_by(folder, name, [stage.name for stage in old.stages])
         set_aside(folder, beyond)
         write_atomic(stored, f"# digest: {schema.digest(config)}\n{schema.dump(config)}")
     finally:

@@ -10,26 +10,38 @@ from ..rl.rollout.config import Vllm
 from ..rl.video.config import VideoEnvironment
 from ..rl.webrl.config import WebSiteEnvironment
 from .recipe import Recipe
+from .settings.base import sampler_of
 
 
 def require_packages(recipe: Recipe) -> None:
     """Refuse, with the pip line, a recipe whose packages are not installed."""
-    for where, package in needed(recipe):
+    for package, where in needed(recipe).items():
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"{where}: {missing_extra(ImportError(name=package))}")
 
 
-def needed(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """(where it is asked for, package) for what is not in the base install."""
-    if isinstance(recipe.env, WebSiteEnvironment):
-        yield from (("env", package) for package in _browser(recipe.env))
-    if isinstance(recipe.env, VideoEnvironment) and recipe.env.shards is None:
-        yield "env.recording", "mujoco"
+def needed(recipe: Recipe) -> dict[str, str]:
+    """The packages that are not in the base install, and where each is first asked for."""
+    found: dict[str, str] = {}
+    for where, package in _asked(recipe):
+        found.setdefault(package, where)
+    return found
+
+
+def _asked(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    environments = [("env", recipe.env)]
     for stage in recipe.stages:
-        where = f"stages.{stage.name}"
-        sampler = getattr(getattr(stage, "rollouts", None), "sampler", None)
+        for part in (stage, *getattr(stage, "arms", ())):
+            environments.append((f"stages.{stage.name}.env", getattr(part, "env", None)))
+    for where, env in environments:
+        if isinstance(env, WebSiteEnvironment):
+            yield from ((where, package) for package in _browser(env))
+        if isinstance(env, VideoEnvironment) and env.shards is None:
+            yield f"{where}.recording", "mujoco"
+    for stage in recipe.stages:
+        sampler = sampler_of(stage, ())
         if isinstance(sampler, Vllm) and not sampler.urls:
-            yield where, "vllm"
+            yield f"stages.{stage.name}", "vllm"
 
 
 def _browser(settings: WebSiteEnvironment) -> Iterator[str]:

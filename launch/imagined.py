@@ -14,6 +14,7 @@ from ..core import schema
 from ..core.errors import ConfigError
 from ..rl.exchange.offers import GAME, PAGE, TABLE, Offer, table_offer
 from ..rl.worlds.base import World
+from .language import predictor
 from .text_model import model_folder
 
 
@@ -82,15 +83,9 @@ def _language(folder: Path, how: Imagining) -> Callable[[list[Any]], list[Any]]:
 
 
 def _text_game(folder: Path, true: Offer, how: Imagining) -> Callable[[World], World]:
-    from ..rl.language import Question
-    from ..rl.text_games.crawl import prompt_writer
     from ..rl.text_games.world import ImaginedGame
 
-    answer, write = _language(folder, how), prompt_writer(how.prompt)
-
-    def predict(rows: list[dict[str, Any]]) -> list[Any]:
-        return answer([Question("text-game", write(row), "", row, False) for row in rows])
-
+    predict = predictor(_language(folder, how), how.prompt)
     return lambda _: ImaginedGame(predict, true.name.removeprefix(GAME))
 
 

@@ -16,6 +16,13 @@ from ..core.progress import Progress
 
 DOMAINS = ("text-game", "web-page")
 FRESH_SEED = 1_000_000  # games no recipe trains on
+Answerer = Callable[[list[Any]], list[Any]]  # questions in, answers out
+
+
+def spread(items: Any, n: int) -> list[Any]:
+    """At most n of the items, from the first to near the last at equal distances."""
+    count = min(n, len(items))
+    return [items[i * len(items) // count] for i in range(count)]
 
 
 def held_out(domain: str, data: Path | None, n: int, prompt: str) -> list[Any]:
@@ -29,25 +36,18 @@ def held_out(domain: str, data: Path | None, n: int, prompt: str) -> list[Any]:
     from ..rl.web_pages.prompt import bare_page_prompt, page_prompt
 
     if data is not None:
-        shards = ShardSet(data)
-        count = min(n, len(shards))
-        questions: Any = [read_pair(shards[int(i * len(shards) / count)]) for i in range(count)]
+        questions: Any = [read_pair(sample) for sample in spread(ShardSet(data), n)]
         if any(q.domain != domain for q in questions):
             raise ConfigError(f"--data {data}: its samples are of {questions[0].domain}, not of {domain}")
         return questions
     if domain == "text-game":
         rows = split_rows(crawl_all(list(GAMES), range(1))).test
-        return [read_pair(pair_of(row, prompt_writer(prompt), "test")) for row in rows[:: max(1, len(rows) // n)][:n]]
-    steps = split_pages(load_transitions()).test
-    return [
-        read_pair(page_pair(s, bare_page_prompt if prompt == "bare" else page_prompt, "test"))
-        for s in steps[:: max(1, len(steps) // n)][:n]
-    ]
+        return [read_pair(pair_of(row, prompt_writer(prompt), "test")) for row in spread(rows, n)]
+    style = bare_page_prompt if prompt == "bare" else page_prompt
+    return [read_pair(page_pair(step, style, "test")) for step in spread(split_pages(load_transitions()).test, n)]
 
 
-def folder_answerer(
-    model: Path, temperature: float, max_new_tokens: int, multiple: int, seed: int
-) -> Callable[[list[Any]], list[Any]]:
+def folder_answerer(model: Path, temperature: float, max_new_tokens: int, multiple: int, seed: int) -> Answerer:
     """Questions to answers by a Hugging Face folder; a chat template is used where the tokenizer has one."""
     from ..data.tokenizers import load_tokenizer
     from ..rl.language import answers
@@ -68,25 +68,29 @@ def folder_answerer(
     return answer
 
 
-def served_answerer(teacher: Any) -> Callable[[list[Any]], list[Any]]:
+def served_answerer(url: str, model: str, key: str, temperature: float, max_new_tokens: int) -> Answerer:
     """Questions to answers by a model behind an address."""
+    from ..rl.text_games.teacher import Teacher
+
+    teacher = Teacher(url, model, key=key, system="", temperature=temperature, max_tokens=max_new_tokens)
     return lambda questions: teacher.ask_all([question.prompt for question in questions])
 
 
-def drift_of(
-    answer: Callable[[list[Any]], list[Any]], name: str, games: Sequence[str], prompt: str, steps: int, n: int
-) -> dict[str, Any]:
-    """The table of imagined states that still equal the true ones after 1, 2, ... steps, in n fresh games."""
+def predictor(answer: Answerer, prompt: str) -> Callable[[list[dict[str, Any]]], list[Any]]:
+    """Rows of text games to answers, as walks in imagined games ask for them."""
     from ..rl.language import Question
-    from ..rl.text_games.crawl import GAMES, prompt_writer
-    from ..rl.text_games.world import drift, drift_table
+    from ..rl.text_games.crawl import prompt_writer
 
     write = prompt_writer(prompt)
+    return lambda rows: answer([Question("text-game", write(row), "", row, False) for row in rows])
 
-    def predict(rows: list[dict[str, Any]]) -> list[Any]:
-        return answer([Question("text-game", write(row), "", row, False) for row in rows])
 
-    walked = drift(list(games) or list(GAMES), n, steps, predict, first_seed=FRESH_SEED)
+def drift_of(answer: Answerer, name: str, games: Sequence[str], prompt: str, steps: int, n: int) -> dict[str, Any]:
+    """The table of imagined states that still equal the true ones after 1, 2, ... steps, in n fresh games."""
+    from ..rl.text_games.crawl import GAMES
+    from ..rl.text_games.world import drift, drift_table
+
+    walked = drift(list(games) or list(GAMES), n, steps, predictor(answer, prompt), first_seed=FRESH_SEED)
     return drift_table({name: walked["model"], "copy": walked["copy"]}, "Imagined states still exact")
 
 
@@ -125,7 +129,6 @@ def evaluate_language(
     """
     from ..rl.evaluation import heat
     from ..rl.text_games import evaluate as game_tables
-    from ..rl.text_games.teacher import Teacher
     from ..rl.web_pages import evaluate as pages
 
     if asked.drift and (domain != "text-game" or asked.data is not None):
@@ -135,8 +138,7 @@ def evaluate_language(
         )
     questions = [] if asked.drift else held_out(domain, asked.data, asked.n, asked.prompt)
     if url:
-        teacher = Teacher(url, model, key=key, system="", temperature=temperature, max_tokens=asked.max_new_tokens)
-        answer = served_answerer(teacher)
+        answer = served_answerer(url, model, key, temperature, asked.max_new_tokens)
     else:
         answer = folder_answerer(Path(model), temperature, asked.max_new_tokens, asked.pad_prompts_to, asked.seed)
     name = f"{Path(model).name}, {heat(temperature)}"

@@ -19,17 +19,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ..core.errors import TerrellaError, WorkerError
+from ..core.errors import (
+    ConfigError,
+    LeaseError,
+    NumericsError,
+    ProgramError,
+    StorageError,
+    TerrellaError,
+    WorkerError,
+)
 from ..core.files import make_folder
 from ..core.ports import free_port
+from ..core.process import PARENT_VARIABLE
+from ..core.run import LEASE_VARIABLE
 from ..rl.rollout.hosts import VARIABLE
+from .slurm.settings import RESTARTS
 from .supervise import STOPPED
 
 if TYPE_CHECKING:
     from ..rl.ray_pool import Actors
 
-POLL_S, ANSWER_S = 0.5, 60.0
-FINAL = (0, 2, 3, 4, 6, STOPPED)  # exit codes that another start would not change
+POLL_S, ANSWER_S, START_S = 0.5, 60.0, 300.0
+LASTING = (ConfigError, StorageError, LeaseError, NumericsError, ProgramError)  # as in templates/job.sh
+FINAL = (0, STOPPED, *(error.exit_code for error in LASTING))  # exit codes that another start would not change
+# of a start around Ray, such as the cluster job that started its daemons; this one has its own
+OUTER = ("TERRELLA_COORDINATOR", "TERRELLA_NODES", "TERRELLA_NODE_RANK", "SLURM_NODEID", VARIABLE)
+OUTER += (LEASE_VARIABLE, PARENT_VARIABLE)
 
 
 class Launcher:
@@ -46,7 +61,7 @@ class Launcher:
     def start(self, words: list[str], environment: dict[str, str], log: str) -> None:
         make_folder(Path(log).parent)
         self.log = open(log, "ab")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TERRELLA", "SLURM_NODEID"))}
+        kept = {name: value for name, value in os.environ.items() if name not in OUTER}
         command = [sys.executable, "-m", __name__, str(os.getpid()), *words]
         self.process = subprocess.Popen(command, env={**kept, **environment}, stdout=self.log, stderr=subprocess.STDOUT)
 
@@ -64,10 +79,8 @@ class RayJob:
 
     words: tuple[str, ...]
     run: Path
-    nodes: int = 1
-    sampler_hosts: int = 0
-    restarts: int = 3
-    start_s: float = 300.0
+    nodes: int
+    sampler_hosts: int
 
 
 def run_on_ray(job: RayJob, say: Callable[[str], None]) -> int:
@@ -83,13 +96,13 @@ def run_on_ray(job: RayJob, say: Callable[[str], None]) -> int:
         for s in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
     }
     try:
-        for start in range(job.restarts + 1):
+        for start in range(RESTARTS + 1):
             try:
                 code = _one_start(job, start, gpus, asked, say)
             except WorkerError as error:
-                if start == job.restarts:
+                if start == RESTARTS:
                     raise
-                say(f"ray: {error}; placing the run anew ({start + 1} of {job.restarts})")
+                say(f"ray: {error}; placing the run anew ({start + 1} of {RESTARTS})")
                 continue
             if code in (0, STOPPED):
                 return code
@@ -110,7 +123,7 @@ def _one_start(job: RayJob, start: int, gpus: float, asked: list[int], say: Call
 
     logs, folder = job.run.absolute() / "logs", job.run.absolute() / "samplers" / f"ray-{uuid.uuid4().hex[:8]}"
     count = job.nodes + job.sampler_hosts
-    machines = Actors(f"{__name__}:Launcher", {}, count, gpus=gpus, start_s=job.start_s)
+    machines = Actors(f"{__name__}:Launcher", {}, count, gpus=gpus, start_s=START_S)
     try:
         shared = {
             "TERRELLA_COORDINATOR": machines.each("address", [()] * count, deadline_s=ANSWER_S)[0],

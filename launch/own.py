@@ -76,20 +76,24 @@ def settings_of(recipe: str, options: Mapping[str, str | None]) -> tuple[str, ..
     return (*made, *(f"{key}={json.dumps(whole_path(given[name]))}" for name, key in KEYS.items() if name in given))
 
 
-def require_own(recipe: str, config: recipes.Recipe) -> None:
-    """Refuse a recipe for any task before it starts without one; a copy of it may be changed to need no model, and
-    is not looked at.
+def require_own(recipe: str, config: recipes.Recipe, by_settings: bool = False) -> None:
+    """Refuse a recipe for any task before it starts without one, naming the options that give it, or the settings; a
+    copy of the recipe may be changed to need no model, and is not looked at.
     """
     if recipe not in (*GENERIC, EVALUATION):
         return
     env = config.env
     rows = env if isinstance(env, DataEnvironment) else None
-    needed = {
-        "--model FOLDER": config.model.folder,
-        "--data FILE (or --env FILE.py:NAME)": env if rows is None else rows.train or rows.test,
-        "--reward FILE.py:NAME": env if rows is None else rows.reward,
-    }
-    missing = [option for option, value in needed.items() if value is None]
+    needed = [
+        ("--model FOLDER", "model.folder=FOLDER", config.model.folder),
+        (
+            "--data FILE (or --env FILE.py:NAME)",
+            "env.train=FILE (or env.kind=FILE.py:NAME)",
+            env if rows is None else rows.train or rows.test,
+        ),
+        ("--reward FILE.py:NAME", "env.reward=FILE.py:NAME", env if rows is None else rows.reward),
+    ]
+    missing = [f"--set {setting}" if by_settings else option for option, setting, value in needed if value is None]
     if missing:
         raise ConfigError(f"{recipe}: trains on a task of your own; add {' and '.join(missing)}")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..core import schema
 from ..core.config import ParallelConfig, PrecisionConfig
 from ..core.errors import ConfigError
 from ..core.sinks import SinkName
-from ..models.config import ModelConfig, NamedModel
+from ..models.config import NamedModel
 from ..models.families import write_hf_config
 from ..rl.own.config import EnvironmentSettings
 from .model_folder import fill_in
@@ -259,8 +259,3 @@ def has_environment(name: str) -> bool:
     env = tree.value.get("env") if isinstance(tree.value, dict) else None
     kind = env.value.get("kind") if env is not None and isinstance(env.value, dict) else None
     return kind is not None and (kind.value == "data" or ":" in str(kind.value))
-
-
-def with_vocab(recipe: Recipe, vocab: int) -> ModelConfig:
-    """The model with the tokenizer's vocabulary."""
-    return replace(recipe.model.sizes, vocab=vocab)

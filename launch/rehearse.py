@@ -193,10 +193,12 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
             notes.append(f"stages.{stage['name']}: {_random_play(stage)}")
     codes = (plain["env"] or {}).get("kind") == "video"
     for stage in stages:
-        if stage.get("folder") and stage["kind"].endswith("start") and codes:
+        if stage["kind"] != "start" or not stage["folder"]:
+            continue
+        if codes:
             notes.append(f"stages.{stage['name']}.folder: fresh weights in place of those of {stage['folder']}")
             stage["folder"] = None
-        elif stage.get("folder") and stage["kind"].endswith("start"):
+        else:
             model, note = _start_folder(stage, model, folder, folders)
             notes.append(f"stages.{stage['name']}.folder: {note}")
     if codes:

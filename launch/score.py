@@ -13,11 +13,10 @@ import click
 
 from ..core.errors import ConfigError
 from ..data.trajectory import Invalid
-from .language import FRESH_SEED, folder_answerer, held_out
+from .language import FRESH_SEED, Answerer, folder_answerer, held_out, predictor, served_answerer, spread
 from .text_model import model_folder
 
 JUDGED = 128  # true games that an agent plays before and after its training
-Answerer = Callable[[list[Any]], list[Any]]  # questions in, responses out
 COLUMNS = ["next state", "changed states", "after {k} steps", "pages: F1 of changes", "pages: exact"]
 
 
@@ -34,28 +33,15 @@ class Asked:
     train: int = 0  # updates of an agent in each model, judged in the true games; 0 leaves it out
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """How models answer."""
-
-    max_new_tokens: int
-    pad_prompts_to: int
-
-
-def answerer(model: str, how: Decoding) -> tuple[str, Answerer]:
+def answerer(model: str, max_new_tokens: int, pad_prompts_to: int) -> tuple[str, Answerer]:
     """A folder, a run, or an OpenAI-compatible address as URL#NAME; answers are greedy."""
     if not model.startswith(("http://", "https://")):
         folder = model_folder(Path(model))
-        name = Path(model).resolve().name
-        return name, folder_answerer(folder, 0.0, how.max_new_tokens, how.pad_prompts_to, 0)
-    from ..rl.text_games.teacher import Teacher
-
+        return Path(model).resolve().name, folder_answerer(folder, 0.0, max_new_tokens, pad_prompts_to, 0)
     url, _, name = model.partition("#")
     if not name:
         raise ConfigError(f"{model}: write the model's name behind the address, as in http://localhost:8000/v1#NAME")
-    key = os.environ.get("TERRELLA_API_KEY", "")
-    teacher = Teacher(url, name, key=key, system="", temperature=0.0, max_tokens=how.max_new_tokens)
-    return name, lambda asked: teacher.ask_all([q.prompt for q in asked])
+    return name, served_answerer(url, name, os.environ.get("TERRELLA_API_KEY", ""), 0.0, max_new_tokens)
 
 
 def score(models: Sequence[tuple[str, Answerer]], asked: Asked) -> dict[str, Any]:
@@ -74,13 +60,8 @@ def score(models: Sequence[tuple[str, Answerer]], asked: Asked) -> dict[str, Any
     ]
     for name, answer in models:
         given = {kind: _answered(name, answer, questions[kind]) for kind in asked.kinds}
-        lines.append(
-            (
-                name,
-                "model",
-                _Line(given.get("text-game", []), given.get("web-page", []), _predictor(answer, asked.prompt)),
-            )
-        )
+        line = _Line(given.get("text-game", []), given.get("web-page", []), predictor(answer, asked.prompt))
+        lines.append((name, "model", line))
     truth = _Line(oracle_answers(rows["text-game"]), rows["web-page"], true_predictor)
     lines.append(("true world", "ceiling", truth))
     table, ranking = [], {}
@@ -102,9 +83,9 @@ def _questions(kind: str, asked: Asked) -> list[Any]:
     from ..rl.language import read_pair
     from ..rl.text_games.crawl import GAMES, crawl_all, prompt_writer
 
-    rows = list(crawl_all(list(asked.games) or list(GAMES), range(FRESH_SEED, FRESH_SEED + 1)))
+    rows = crawl_all(list(asked.games) or list(GAMES), range(FRESH_SEED, FRESH_SEED + 1))
     write = prompt_writer(asked.prompt)
-    return [read_pair(pair_of(row, write, "test")) for row in rows[:: max(1, len(rows) // asked.n)][: asked.n]]
+    return [read_pair(pair_of(row, write, "test")) for row in spread(rows, asked.n)]
 
 
 @dataclass(frozen=True)
@@ -119,14 +100,6 @@ def _answered(name: str, answer: Answerer, questions: list[Any]) -> list[Any]:
     if given and all(isinstance(one, Invalid) for one in given):
         raise ConfigError(f"{name}: gave no answer at all: {given[0].reason}")
     return given
-
-
-def _predictor(answer: Answerer, prompt: str) -> Callable[[list[Any]], list[Any]]:
-    from ..rl.language import Question
-    from ..rl.text_games.crawl import prompt_writer
-
-    write = prompt_writer(prompt)
-    return lambda rows: answer([Question("text-game", write(row), "", row, False) for row in rows])
 
 
 def _cells(line: _Line, rows: dict[str, list[Any]], asked: Asked) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -15,7 +15,6 @@ from typing import IO
 
 from ..core.errors import ProgramError, StorageError, TerrellaError, WorkerError
 from ..core.files import read_json, storage_errors
-from ..core.ports import free_port
 from ..core.process import PARENT_VARIABLE, usable_cores
 from ..core.run import LEASE_VARIABLE, Run
 
@@ -65,12 +64,11 @@ def _environment(run: Run, span: Span, local: int) -> dict[str, str]:
     }
 
 
-def run_workers(run: Run, ranks: int, span: Span | None = None, until: str | None = None) -> int:
-    """Run the stages, up to `until` where one is named, in `ranks` processes, or in this machine's `span` of them.
+def run_workers(run: Run, span: Span, until: str | None = None) -> int:
+    """Run the stages, up to `until` where one is named, in this machine's processes.
 
     Returns 0, or STOPPED when a signal asked for a save; raises on failure.
     """
-    span = span or Span(0, ranks, ranks, "127.0.0.1", free_port())
     workers: list[subprocess.Popen] = []
     logs: list[IO[bytes]] = []
     # a request to stop that comes before we, or a worker, can handle it must wait, not kill: workers inherit this

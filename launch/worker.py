@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from ..core.sinks import open_sinks
 from ..models.config import ModelConfig
 from .doubts import doubts
 from .outlook import stage_line
-from .recipe import Recipe, with_vocab
+from .recipe import Recipe
 from .settings.base import dealt_evenly
 from .supervise import FINISHED, STOPPED, error_file
 
@@ -96,7 +97,7 @@ def check_stages(stages: list[Any], job: Any) -> None:
 def model_of(recipe: Recipe) -> ModelConfig:
     """The model, with the vocabulary of video codes where it has them."""
     if (layout := getattr(recipe.env, "layout", None)) is not None:
-        return with_vocab(recipe, layout.vocab)
+        return replace(recipe.model.sizes, vocab=layout.vocab)
     return recipe.model.sizes
 
 

@@ -101,6 +101,13 @@ class ModelConfig:
         multiple = 64 if self.vocab >= 1024 else 8
         return (self.vocab + multiple - 1) // multiple * multiple
 
+    @property
+    def cut_sizes(self) -> dict[str, int]:
+        """What a layout cuts into parts, as `check_layout` takes it."""
+        names = ("layers", "heads", "kv_heads", "head_dim", "experts")
+        sizes: dict[str, int] = {name: getattr(self, name) for name in names}
+        return sizes | {"ffn": self.expert_ffn if self.experts else self.ffn, "vocab": self.padded_vocab}
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

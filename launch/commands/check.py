@@ -56,6 +56,8 @@ def check(
     """
     if layout and not rehearse:
         raise ConfigError("--layout: is for --rehearse; the recipe's own layout is its section parallel")
+    if keep and not rehearse:
+        raise ConfigError("--keep: is for --rehearse; nothing else writes anything")
     if what[0] == "env" and len(what) == 2:
         _environment(what[1], overrides)
         return
@@ -120,19 +122,21 @@ def _show(shown: Shown | str) -> None:
 
 
 def _rehearse(config: recipes.Recipe, layout: str | None, keep: Path | None) -> None:
-    from .. import rehearse as stage_door
+    from .. import rehearse
 
     begun = time.monotonic()
+    if keep and (keep / "run").exists():
+        raise ConfigError(f"--keep {keep}: holds an earlier rehearsal, which would be taken for this one; name another")
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as scratch:
         place = keep or Path(scratch)
         place.mkdir(parents=True, exist_ok=True)
-        rehearsal = stage_door.turned_down(config, layout, place)
-        for line in stage_door.describe_changes(config, rehearsal):
+        rehearsal = rehearse.turned_down(config, layout, place)
+        for line in rehearse.describe_changes(config, rehearsal):
             click.echo(f"  {line}")
         ranks = rehearsal.settings["ranks"]
         many = f"{len(rehearsal.settings['stages'])} stages on {ranks} rank{'s' if ranks > 1 else ''}"
         click.echo(f"rehearsing {config.name}: {many} of the CPU")
-        code, said = stage_door.run(stage_door.write(rehearsal, place), place / "run")
+        code, said = rehearse.run(rehearse.write(rehearsal, place), place / "run")
         took = time.monotonic() - begun
         if code == 0:
             click.echo(f"{config.name} went through in {took:.0f} s; nothing was learnt, and every stage ran")

@@ -12,7 +12,7 @@ from ...core.errors import ConfigError, TerrellaError
 from ...data.trajectory import Invalid, Trajectory
 from ...models.geometry import count
 from ..recipe import Recipe
-from ..settings.verbs import Reinforce, Score
+from ..settings.verbs import Reinforce, Score, Start
 
 LARGEST = {"cpu": 7e8, "cuda": 2e10}  # parameters of a model that is loaded to answer
 ANSWER_TOKENS = 32  # sampled at most: enough to see what a model does
@@ -89,8 +89,7 @@ def preview(recipe: Recipe, job: Any) -> Shown | str:
 
 def start_folder(recipe: Recipe) -> str | None:
     """The Hugging Face folder that the recipe begins with, None where weights are fresh."""
-    named = (stage.folder for stage in recipe.stages if stage.kind.endswith("start"))  # type: ignore[attr-defined]
-    return next((folder for folder in named if folder), None)
+    return next((stage.folder for stage in recipe.stages if isinstance(stage, Start) and stage.folder), None)
 
 
 def _sampler(recipe: Recipe, tokenizer: Any) -> tuple[Any, str]:

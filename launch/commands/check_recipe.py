@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -28,7 +29,7 @@ from ..plan.layout import Layout, Work
 from ..plan.memory import memory
 from ..recipe import Recipe
 from ..settings.base import Export, OnPolicy, dealt_evenly, needs_reference, retention_of
-from ..settings.verbs import Collect, Reinforce, Score, Tune
+from ..settings.verbs import Collect, Reinforce, Score, Start, Tune
 from ..worker import model_of, stage_check
 from .check_env import SPLITS, check_for_run
 
@@ -64,34 +65,23 @@ def guarded(what: str, function: Callable[[], str]) -> Check:
 
 
 def _packages(recipe: Recipe) -> Iterator[Check]:
-    import importlib.util
-
     try:
-        wanted = dict.fromkeys(needed(recipe))
+        wanted = needed(recipe)
     except TerrellaError as error:
         yield Check("fail", "packages", str(error))
         return
-    for where, package in wanted:
+    for package, where in wanted.items():
         if importlib.util.find_spec(package) is None:
             yield Check("fail", where, str(missing_extra(ImportError(name=package))))
-    have = sorted({package for _, package in wanted if importlib.util.find_spec(package) is not None})
+    have = sorted(package for package in wanted if importlib.util.find_spec(package) is not None)
     if have:
         yield Check("ok", "packages", f"{', '.join(have)} installed")
 
 
 def _layout(recipe: Recipe) -> Iterator[Check]:
-    m, p = model_of(recipe), recipe.parallel
-    sizes = {
-        "layers": m.layers,
-        "heads": m.heads,
-        "kv_heads": m.kv_heads,
-        "head_dim": m.head_dim,
-        "ffn": m.ffn,
-        "experts": m.experts,
-        "vocab": m.padded_vocab,
-    }
+    p = recipe.parallel
     try:
-        check_layout(p, world=recipe.ranks, **sizes)
+        check_layout(p, world=recipe.ranks, **model_of(recipe).cut_sizes)
     except ConfigError as error:
         yield Check("fail", "layout", str(error))
         return
@@ -184,7 +174,7 @@ def disk_foreseen(recipe: Recipe) -> float:
     total = most = 0.0
     for stage in recipe.stages:
         retention = retention_of(stage)
-        if isinstance(stage, Export) or stage.kind.endswith("start"):
+        if isinstance(stage, Export | Start):
             total += each * saved
         elif retention is not None:
             adapters, best = getattr(stage, "lora", None), int(retention.best is not None)

@@ -198,9 +198,9 @@ def run_directory(path: Path, quick: bool) -> Iterator[Check]:
     held = yield from owner(path)
     for problem in run.problems:
         yield Check("warn", "record", problem, "restore the file from a backup, or start the stage anew")
-    yield from ended(path)
+    yield from guarded("logs", lambda: list(ended(path)))
     yield from pace(run.metrics, path, held)
-    yield from ranks(path, held)
+    yield from guarded("ranks", lambda: list(ranks(path, held)))
     for text in slow_ranks(path) if held else ():
         yield Check(
             "warn",
@@ -266,8 +266,8 @@ def ended(path: Path) -> Iterator[Check]:
             f"exit code {error['exit_code']}; docs/troubleshooting.md",
         )
     crashes = path / "logs" / "crashes"
-    if crashes.exists():
-        lines = crashes.read_text().splitlines()
+    lines = crashes.read_text().splitlines() if crashes.exists() else []
+    if lines:
         yield Check(
             "warn",
             "restarts",

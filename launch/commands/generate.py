@@ -47,8 +47,12 @@ def generate(
     if chat or (not prompts and loaded.chats):
         if prompts:
             raise ConfigError("--chat: the messages are typed, one a line; leave the prompts out")
+        if samples > 1:
+            raise ConfigError("--samples: a chat has one answer to a message; give a prompt")
         _chat(loaded, system, settings, seed)
         return
+    if system:
+        raise ConfigError("--system: is for --chat, without a prompt; a plain prompt is continued as it is")
     asked = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts] or [_recorded(model)]
     answers = loaded.complete(asked, samples=samples, seed=seed, **settings)
     for number, prompt in enumerate(asked):

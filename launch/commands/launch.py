@@ -13,10 +13,11 @@ import click
 
 from ...core.errors import TerrellaError
 from .. import recipe as recipes
+from ..own import require_own
 from ..recipe_files import chosen
 from ..slurm import cluster
 from ..slurm import submit as jobs
-from ..slurm.render import JOB_SHELL, Plan, load, render
+from ..slurm.render import JOB_SHELL, Plan, load, render, sweep_settings
 from ..slurm.settings import RESTARTS, JobSettings
 
 
@@ -68,7 +69,7 @@ def _print_job_shell(context: click.Context, _option: click.Parameter, asked: bo
     metavar="KEY=[A,B]",
     help="One array task for each value; several give all combinations.",
 )
-@click.option("--at-once", type=int, help="Array tasks that run at the same time.")
+@click.option("--at-once", type=click.IntRange(1), help="Array tasks that run at the same time.")
 @click.option("--dry-run", is_flag=True, help="Print the scripts and stop; needs no SLURM.")
 @click.option("--job-shell", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_print_job_shell)
 @click.option("--follow", is_flag=True, help="Print the jobs' states and logs until they end.")
@@ -115,12 +116,13 @@ def check_inputs(plan: Plan) -> str | None:
     """Folders, files and tags that a stage would miss only after the queue are missed now. Returns what could not be
     checked here.
     """
+    recipe = load(plan, *sweep_settings(plan.sweeps)[:1])  # of an array the first task
+    require_own(plan.recipe, recipe, by_settings=True)
     if plan.settings.container:
         return "folders and data are not checked: the container may have them elsewhere"
     from ..worker import check_stages
     from .check_recipe import alone
 
-    recipe = load(plan)
     try:
         check_stages(recipe.stages, alone(recipe, Path(plan.run)))
     except ImportError as error:

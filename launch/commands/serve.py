@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...core.errors import ConfigError, TerrellaError
+from ...core.ports import listening_at
 
 if TYPE_CHECKING:
     from ..text_model import TextModel
@@ -143,7 +144,8 @@ def open_service(model: TextModel, host: str, port: int, name: str) -> Threading
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    return ThreadingHTTPServer((host, port), Handler)
+    with listening_at(host, port):
+        return ThreadingHTTPServer((host, port), Handler)
 
 
 def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...core.errors import ConfigError, StorageError
+from ..language import spread
 from .web import web
 
 if TYPE_CHECKING:
@@ -148,11 +149,10 @@ def teacher(
     from ...rl.text_games.teacher import Harvest, Teacher, reasoned_samples
 
     words, found = load_tokenizer(resolve(tokenizer)), ShardSet(source)
-    count = min(n or len(found), len(found))
-    pairs = [(sample, read_pair(sample)) for sample in (found[i * len(found) // count] for i in range(count))]
+    pairs = [(sample, read_pair(sample)) for sample in spread(found, n or len(found))]
     key = os.environ.get("TERRELLA_API_KEY", "")
     asked = Teacher(url, model, key=key, temperature=temperature, max_tokens=max_tokens, together=together)
-    harvest, progress = Harvest(), Progress("answers", count)
+    harvest, progress = Harvest(), Progress("answers", len(pairs))
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     with ShardWriter(out, kind=PAIR) as writer:
         answers = asked.ask_once([question.prompt for _, question in pairs], Path(f"{out.rstrip('/')}.responses.jsonl"))

@@ -47,7 +47,11 @@ from ..supervise import STOPPED, Span, run_workers
     help="Repeat from this stage, or its checkpoint of STEP; what lies beyond is set aside.",
 )
 @click.option(
-    "--nodes", type=int, default=1, envvar="TERRELLA_NODES", help="Machines of the run; each starts this command."
+    "--nodes",
+    type=click.IntRange(1),
+    default=1,
+    envvar="TERRELLA_NODES",
+    help="Machines of the run; each starts this command.",
 )
 @click.option(
     "--node-rank",
@@ -62,7 +66,12 @@ from ..supervise import STOPPED, Span, run_workers
 @click.option(
     "--ray", is_flag=True, help="Let the Ray cluster of this machine, or of RAY_ADDRESS, place --nodes machines."
 )
-@click.option("--sampler-hosts", type=int, default=0, help="With --ray: further machines for the run's vLLM servers.")
+@click.option(
+    "--sampler-hosts",
+    type=click.IntRange(0),
+    default=0,
+    help="With --ray: further machines for the run's vLLM servers.",
+)
 @click.option(
     "--replay", type=click.Path(path_type=Path), metavar="RUN", help="Train on the rollouts of this finished run again."
 )
@@ -119,6 +128,8 @@ def train(
     click.get_current_context().with_resource(_early_stop(folder))
     if profile:
         os.environ[PROFILE_VARIABLE] = str(folder.absolute() / "profile")  # the ranks inherit it
+    if sampler_hosts and not ray:
+        raise ConfigError("--sampler-hosts: needs --ray, which places them")
     if ray and back_to is not None:
         raise ConfigError("--back-to: go back without --ray first, with --until the stage before")
     if ray:
@@ -136,7 +147,7 @@ def train(
         require_shared(folder, answer["token"])
         click.echo(f"node {place.node} ({me['host']}): {choose_interface(me['address'])}")
         span = Span(place.node * here, here, config.ranks, place.host, answer["port"])
-        _raise_if_stopped(folder, run_workers(runs.Run(folder, answer["token"]), here, span, until))
+        _raise_if_stopped(folder, run_workers(runs.Run(folder, answer["token"]), span, until))
         return
     longer = extend(folder, config, wait) if steps else []
     if longer:
@@ -164,7 +175,7 @@ def train(
             click.echo(f"{folder}: resuming after {', '.join(finished)}")
         ranks = f"{config.ranks} rank{'s' if config.ranks > 1 else ''}"
         click.echo(f"{config.name}: {len(names)} stages, {ranks}; loading torch and Megatron (about 10 s)")
-        _raise_if_stopped(folder, run_workers(run, here, span, until))
+        _raise_if_stopped(folder, run_workers(run, span, until))
         _report(folder)
         _tell(folder)
     finally:

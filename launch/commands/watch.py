@@ -88,7 +88,7 @@ def utilisation(run: RunData, tokens_per_s: float) -> float | None:
     """Share of the GPUs' bf16 peak that the tokens' forward and backward passes take; None on GPUs that the planner
     does not know.
     """
-    from ...models.config import ModelConfig
+    from ...models.config import NamedModel
     from ...models.geometry import count
     from ..plan.machine import GPUS
 
@@ -98,7 +98,7 @@ def utilisation(run: RunData, tokens_per_s: float) -> float | None:
         return None
     return (
         6.0
-        * count(ModelConfig(**run.config["model"])).active
+        * count(NamedModel(**run.config["model"])).active
         * tokens_per_s
         / (gpu.bf16 * int(run.config.get("ranks", 1)))
     )

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ...core.errors import ConfigError
+from ...core.ports import listening_at
 from .imagine import imagine
 
 
@@ -83,7 +84,9 @@ def serve(
         raise ConfigError(f"--of {world}: {what} is no folder with a trained model")
     else:
         offer = find_offer(what, *tag_files)
-    with socket.create_server((host, port)) as listening:
+    with listening_at(host, port):
+        listening = socket.create_server((host, port))
+    with listening:
         address = f"http://{host}:{listening.getsockname()[1]}"
         click.echo(f"serving {offer.name} at {address} (OpenEnv), at most {clients} connections; Ctrl-C ends it")
         config = uvicorn.Config(app_of(offer, clients), log_level="warning", ws_ping_interval=None)
@@ -119,13 +122,12 @@ def score(models: tuple[str, ...], kinds: tuple[str, ...], out: Path | None, **a
     """
     from ...core.files import write_json
     from ..language import show
-    from ..score import Asked, Decoding, answerer, show_ranking
+    from ..score import Asked, answerer, show_ranking
     from ..score import score as score_models
 
-    how = Decoding(asked.pop("max_new_tokens"), asked.pop("pad_prompts_to"))
-    table = score_models(
-        [answerer(model, how) for model in models], Asked(kinds=kinds or ("text-game", "web-page"), **asked)
-    )
+    tokens, multiple = asked.pop("max_new_tokens"), asked.pop("pad_prompts_to")
+    answerers = [answerer(model, tokens, multiple) for model in models]
+    table = score_models(answerers, Asked(kinds=kinds or ("text-game", "web-page"), **asked))
     show(table)
     show_ranking(table["ranking"])
     if out:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def partitions() -> list[Partition]:
 
 def _gpus(gres: str) -> int:
     total = 0
-    for item in gres.split("(")[0].split(","):
+    for item in re.sub(r"\([^)]*\)", "", gres).split(","):  # without the sockets, as in gpu:h100:8(S:0-1)
         parts = item.split(":")
         if parts[0] == "gpu":
             total += int(parts[-1]) if parts[-1].isdigit() else 1
@@ -77,50 +78,31 @@ def _gpus(gres: str) -> int:
 def check_partition(settings: JobSettings) -> None:
     """The partition, and that of the sampler nodes where it is another, exists, is up, and is large enough."""
     known = partitions()
-    _check_part(
-        settings, known, "--partition", settings.partition, "--nodes", settings.nodes_asked, "--gpus", settings.gpus
-    )
+    _check_part(known, "--", settings.partition, settings.nodes_asked, settings.gpus, settings.time)
     if settings.mixed:
         name = settings.rollout_partition or settings.partition
         gpus = settings.gpus if settings.rollout_gpus is None else settings.rollout_gpus
-        _check_part(
-            settings,
-            known,
-            "--rollout-partition",
-            name,
-            "--rollout-nodes",
-            settings.rollout_nodes,
-            "--rollout-gpus",
-            gpus,
-        )
+        _check_part(known, "--rollout-", name, settings.rollout_nodes, gpus, settings.time)
 
 
-def _check_part(
-    settings: JobSettings,
-    known: list[Partition],
-    option: str,
-    name: str | None,
-    count: str,
-    nodes: int,
-    gpu: str,
-    gpus: int,
-) -> None:
+def _check_part(known: list[Partition], option: str, name: str | None, nodes: int, gpus: int, time: str) -> None:
+    """`option` is how the options begin that ask for this part of the job."""
     names = ", ".join(sorted(p.name for p in known))
     chosen = [p for p in known if p.name == name or (name is None and p.default)]
     if not chosen:
         what = f"'{name}' is no partition of this cluster" if name else "the cluster has no default partition"
-        raise ConfigError(f"{option}: {what}; choose one of: {names}")
+        raise ConfigError(f"{option}partition: {what}; choose one of: {names}")
     p = chosen[0]
     if not p.up:
-        raise ConfigError(f"{option}: '{p.name}' is not up; choose one of: {names}")
+        raise ConfigError(f"{option}partition: '{p.name}' is not up; choose one of: {names}")
     if nodes > p.nodes:
-        raise ConfigError(f"{count}: {nodes} is more than the {p.nodes} nodes of partition '{p.name}'")
+        raise ConfigError(f"{option}nodes: {nodes} is more than the {p.nodes} nodes of partition '{p.name}'")
     if gpus > p.gpus:
-        raise ConfigError(f"{gpu}: {gpus} is more than the {p.gpus} GPUs that a node of partition '{p.name}' has")
-    if p.limit_s is not None and seconds(settings.time) > p.limit_s:
         raise ConfigError(
-            f"--time: {settings.time} is beyond the limit of partition '{p.name}' ({p.limit_s // 60} minutes)"
+            f"{option}gpus: {gpus} is more than the {p.gpus} GPUs that a node of partition '{p.name}' has"
         )
+    if p.limit_s is not None and seconds(time) > p.limit_s:
+        raise ConfigError(f"--time: {time} is beyond the limit of partition '{p.name}' ({p.limit_s // 60} minutes)")
 
 
 def check_account(settings: JobSettings) -> str | None:

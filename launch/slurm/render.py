@@ -97,23 +97,14 @@ def check(config: Recipe, settings: JobSettings) -> None:
     """Refuse before submission what the ranks would refuse after an hour in the queue."""
     model, parallel = config.model, config.parallel
     if config.ranks % parallel.model_size:
-        step = math.lcm(parallel.model_size, settings.world // settings.nodes) * settings.nodes // settings.world
+        step = math.lcm(parallel.model_size, settings.ranks) // settings.ranks
         raise ConfigError(
             f"parallel: tensor {parallel.tensor} x pipeline {parallel.pipeline} x context {parallel.context} does not "
             f"divide the {config.ranks} ranks of {settings.nodes} nodes; use --nodes {step} or a multiple of it, or "
             "another layout"
         )
-    check_layout(
-        parallel,
-        world=config.ranks,
-        layers=model.layers,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        ffn=model.ffn,
-        experts=model.experts,
-        vocab=parallel.tensor,  # the tokenizer decides it later; padding makes it divide
-    )
+    # the tokenizer decides the vocabulary later; padding makes it divide
+    check_layout(parallel, world=config.ranks, **{**model.cut_sizes, "vocab": parallel.tensor})
     if settings.rollout_nodes and not any(served(stage, config) for stage in config.stages):
         stage = next((s for s in config.stages if isinstance(s, OnPolicy)), config.stages[0])
         raise ConfigError(
@@ -157,6 +148,8 @@ def render(plan: Plan) -> list[Script]:
         for text in texts:
             require_one_line(option, text)
     combinations = sweep_settings(plan.sweeps)
+    if plan.parallel_tasks is not None and not combinations:
+        raise ConfigError("--at-once: needs --sweep, whose tasks it counts")
     if combinations and plan.settings.mixed:
         raise ConfigError(
             "--sweep: SLURM has no arrays of heterogeneous jobs; leave out --rollout-partition, -constraint and -gpus"

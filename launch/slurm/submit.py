@@ -114,13 +114,14 @@ def _comes_back(known: dict[str, str]) -> bool:
 
 
 def _tail(log: Path, read: int, say: Callable[[str], None]) -> int:
+    """Say the whole lines after the first `read` bytes; returns how many bytes of the log have been read now."""
     try:
-        with open(log, encoding="utf-8", errors="replace") as stream:
+        with open(log, "rb") as stream:
             stream.seek(read)
-            text = stream.read()
+            data = stream.read()
     except FileNotFoundError:
         return read
-    whole = text[: text.rfind("\n") + 1]
-    for line in whole.splitlines():
+    whole = data[: data.rfind(b"\n") + 1]
+    for line in whole.decode(errors="replace").splitlines():
         say(line)
-    return read + len(whole.encode())
+    return read + len(whole)

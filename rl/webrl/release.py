@@ -85,20 +85,26 @@ def read_rollouts(folder: Path) -> Found:
             found.dropped["no actions file: the score is not known"] += 1
             continue
         steps = read_lines(path)
-        held = read_lines(actions_file)
-        if not held or not isinstance(held[0], dict) or "score" not in held[0]:
-            raise ConfigError(f"{actions_file}: no score")
+        score = _score(actions_file)
         missing = next((k for s in steps for k in ("html", "response", "target") if k not in s), None)
         if missing:
             raise ConfigError(f"{path}: a step without {missing}")
         acted = [s for s in steps if s["response"]]  # an early stop's response is empty
-        if held[0]["score"] < 0:
+        if score < 0:
             found.dropped["unfinished (score below 0)"] += 1
         elif not acted:
             found.dropped["no response"] += 1
         else:
-            found.rollouts.append(Rollout(path.stem, acted, float(held[0]["score"])))
+            found.rollouts.append(Rollout(path.stem, acted, score))
     return found
+
+
+def _score(actions_file: Path) -> float:
+    """The score in a file of a result folder's actions/."""
+    held = read_lines(actions_file)
+    if not held or not isinstance(held[0], dict) or not isinstance(held[0].get("score"), int | float):
+        raise ConfigError(f"{actions_file}: no score")
+    return float(held[0]["score"])
 
 
 def write_fixed(folder: Path, rollouts: Sequence[Rollout]) -> None:
@@ -177,14 +183,26 @@ def generate_tasks(
     return made, counts
 
 
+def read_tasks(path: Path, *needed: str) -> list[Any]:
+    """The tasks of a list file, each of which has what is `needed`."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(held, list) or not all(isinstance(task, dict) for task in held):
+        raise ConfigError(f"{path}: expected a list of tasks")
+    for index, task in enumerate(held):
+        for key in needed:
+            if key not in task:
+                raise ConfigError(f"{path}[{index}]: a task without {key}")
+    return held
+
+
 def expand_tasks(raw: Path, addresses: Mapping[str, str]) -> list[dict[str, Any]]:
     """generate_test_data: the tasks of a raw file with addresses in the place of placeholders; one without an
     address is refused.
     """
-    held = json.loads(raw.read_text(encoding="utf-8"))
-    if not isinstance(held, list):
-        raise ConfigError(f"{raw}: expected a list of tasks")
-    tasks = expand(held, {f"__{name}__": url for name, url in addresses.items()})
+    tasks = expand(read_tasks(raw), {f"__{name}__": url for name, url in addresses.items()})
     for index, task in enumerate(tasks):
         missing = next((p for p in REAL_PLACEHOLDERS if p in json.dumps(task)), None)
         if missing:
@@ -210,13 +228,12 @@ def score_table(folder: Path, tasks: Sequence[Mapping[str, Any]]) -> tuple[list[
         raise ConfigError(f"{folder}: expected a result folder, which holds actions/")
     rows: dict[str, list[float | None]] = {}
     solved = []
+    ids = {str(task["task_id"]) for task in tasks}
     for index, task in enumerate(tasks):
-        found = [
-            p
-            for p in (folder / "actions" / f"{task['task_id']}.json", folder / "actions" / f"{index}.json")
-            if p.is_file()
-        ]
-        score = float(read_lines(found[0])[0]["score"]) if found else -1.0
+        # files are named by task or by place in the list; that of a place may be another task's
+        names = [str(task["task_id"]), *([str(index)] if str(index) not in ids else [])]
+        found = [path for name in names if (path := folder / "actions" / f"{name}.json").is_file()]
+        score = _score(found[0]) if found else -1.0
         known = score if score >= 0 else None
         for name in (", ".join(task["sites"]), "all"):
             rows.setdefault(name, []).append(known)

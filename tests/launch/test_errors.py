@@ -97,6 +97,7 @@ def test_the_command_shows_no_bare_traceback(
     for error, code, said in (
         (KeyError("x"), 10, "an error of the program: KeyError: 'x' at"),
         (PermissionError(13, "Permission denied", "/a/b"), 3, "/a/b: Permission denied"),
+        (ConnectionRefusedError(111, "Connection refused"), 3, "terrella: error: Connection refused"),
     ):
 
         def fail(error: Exception = error, **_: object) -> None:

@@ -14,6 +14,7 @@ from terrella.data.schema import PAIR
 from terrella.data.shards import ShardWriter
 from terrella.data.tokenizers import ByteTokenizer
 from terrella.launch.cli import cli
+from terrella.launch.language import held_out, spread
 from terrella.rl.rewards.web_page import NOTHING
 from terrella.rl.text_games.crawl import GAMES, bare_prompt, crawl
 
@@ -61,6 +62,12 @@ def test_a_model_behind_an_address(world: str, server: str, shards: str, tmp_pat
     base, model, ceiling = json.loads(out.read_text())["rows"]
     assert model["name"] == "lazy, greedy" and model["cells"] == base["cells"]  # it answers what the baseline does
     assert all(cell["value"] == 1.0 for cell in ceiling["cells"])
+
+
+def test_fewer_questions_than_there_are_come_from_every_game() -> None:
+    assert spread(range(10), 4) == [0, 2, 5, 7] and spread(range(3), 9) == [0, 1, 2]
+    asked = held_out("text-game", None, 512, "bare")  # of 680, a game after the other
+    assert len(asked) == 512 and {question.row["game"] for question in asked} == set(GAMES)
 
 
 def test_how_long_a_served_model_stays_true(server: str, tmp_path) -> None:

@@ -8,13 +8,14 @@ import pytest
 from terrella.core.errors import ConfigError, TerrellaError
 from terrella.core.files import write_json
 from terrella.core.metrics import MetricsFile
+from terrella.core.ports import free_port
 from terrella.core.run import Run
 from terrella.core.sinks import open_sinks
 from terrella.launch import pace
 from terrella.launch.commands.watch import queue_depths, slow_ranks, utilisation
 from terrella.launch.pace import PROBE_EVERY, WINDOW, Lap, Pace
 from terrella.launch.report.load import RunData
-from terrella.launch.supervise import heartbeat_file, run_workers, standing
+from terrella.launch.supervise import Span, heartbeat_file, run_workers, standing
 from terrella.rl.journal import Journal
 
 
@@ -104,7 +105,7 @@ def test_the_beat_of_an_earlier_start_is_no_sign_of_a_stall(tmp_path: Path) -> N
     beat = heartbeat_file(tmp_path, 0)
     write_json(beat, {"at": "loop.py:gather:9", "since": 100.0, "time": 110.0, "host": "n", "pid": 1})
     with pytest.raises(TerrellaError):  # there is no run here: the worker ends before it beats
-        run_workers(Run(tmp_path, "token"), 1)
+        run_workers(Run(tmp_path, "token"), Span(0, 1, 1, "127.0.0.1", free_port()))
     assert not beat.exists()
 
 

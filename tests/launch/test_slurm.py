@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from terrella.core.errors import ConfigError, DeadlineError, TerrellaError
-from terrella.launch.commands.launch import launch
+from terrella.launch.commands.launch import check_inputs, launch
 from terrella.launch.slurm import cluster, submit
 from terrella.launch.slurm.render import JOB_SHELL, Plan, cut, load, render, sweep_settings
 from terrella.launch.slurm.settings import SIGNAL_S, JobSettings, seconds
@@ -205,11 +205,12 @@ def test_bad_settings_name_the_option(settings: dict, message: str) -> None:
         (["--set", "model.family=llama\n# rm -rf y"], r"--set: 'model.family=llama\\n# rm -rf y' holds a line break"),
         (["--set", "name=x; rm -rf y"], "name: the name 'x; rm -rf y' must be a file name"),
         (["--sweep", "seed=[1,\n2]"], "--sweep: .* holds a line break"),
+        (["--at-once", "2"], "--at-once: needs --sweep"),
         (["--run", "my run"], "--run: 'my run' holds a blank"),
         (["--run", "run\nrm -rf y"], "--run: .* holds a line break"),
     ],
 )
-def test_nothing_becomes_a_line_of_the_script_or_two_words(options: list[str], message: str) -> None:
+def test_what_a_script_cannot_hold_is_refused(options: list[str], message: str) -> None:
     done = CliRunner().invoke(launch, ["sokoban-tiny", "--dry-run", *options])
     assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception)), done.exception
 
@@ -238,6 +239,13 @@ def test_times_are_read_as_slurm_does() -> None:
 def test_a_recipe_that_cannot_run_there_is_refused_before_submission(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         render(Plan("sokoban-tiny", "run", JobSettings(), overrides))
+
+
+def test_a_recipe_for_any_task_is_not_submitted_without_one(tmp_path: Path) -> None:
+    swept = ("env.train=[one.jsonl,two.jsonl]",)
+    plan = Plan("grpo", str(tmp_path / "run"), JobSettings(container="x"), ("env.reward=exact",), sweeps=swept)
+    with pytest.raises(ConfigError, match=r"task of your own; add --set model\.folder=FOLDER$"):
+        check_inputs(plan)
 
 
 PUBLISHED = {
@@ -389,15 +397,16 @@ def test_accounts_are_checked_where_the_cluster_keeps_them(tmp_path: Path, monke
 def test_partitions_of_several_kinds_of_node_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = (
         "echo 'gpu*|up|6|1-00:00:00|gpu:h100:8(S:0-1)'; echo 'gpu*|up|2|1-00:00:00|gpu:h100:4'; echo "
-        "'old|down|3|infinite|(null)'"
+        "'old|down|3|infinite|(null)'; echo 'mixed|up|1|infinite|lscratch:9(S:0),gpu:a100:4(S:0-1),gpu:mig:2(S:0)'"
     )
     monkeypatch.setenv("PATH", stand_in(tmp_path, sinfo=answer)["PATH"])
-    gpu, old = cluster.partitions()
+    gpu, old, mixed = cluster.partitions()
     assert (gpu.nodes, gpu.gpus, gpu.default, gpu.limit_s) == (8, 8, True, 86400) and (
         old.up,
         old.gpus,
         old.limit_s,
     ) == (False, 0, None)
+    assert mixed.gpus == 6
     with pytest.raises(ConfigError, match="'old' is not up"):
         cluster.check_partition(JobSettings(partition="old", gpus=0))
     with pytest.raises(ConfigError, match="beyond the limit"):
@@ -423,3 +432,13 @@ def test_a_controller_that_turns_a_caller_away_is_asked_again(tmp_path: Path, mo
     monkeypatch.setattr(submit, "SILENT_S", 0.05)
     with pytest.raises(DeadlineError, match="no answer about job 1"):
         fields("1")
+
+
+def test_a_log_is_followed_line_by_line_whatever_its_bytes(tmp_path: Path) -> None:
+    log, said = tmp_path / "job.log", []
+    read = submit._tail(log, 0, said.append)
+    for part in (b"step 1\n\xff\xfe broken\n", b"50 %\rhalf", b" a line\r\n", "größer\n".encode()):
+        with log.open("ab") as stream:
+            stream.write(part)
+        read = submit._tail(log, read, said.append)
+    assert said == ["step 1", "\ufffd\ufffd broken", "50 %", "half a line", "größer"] and read == log.stat().st_size

@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from terrella.core.config import ParallelConfig
 from terrella.core.errors import ConfigError, TerrellaError
 from terrella.core.files import read_json, write_json
 from terrella.data.tokenizers import load_tokenizer
 from terrella.launch import recipe, rehearse
+from terrella.launch.commands.check import check
 from terrella.launch.commands.check_env import check_environment, settings_of
 from terrella.launch.commands.check_preview import Shown, preview
 from terrella.launch.commands.check_recipe import alone, disk_foreseen, look, own_environments
@@ -238,6 +240,14 @@ def test_what_a_dry_run_does_not_see_is_found(overrides: list[str], message: str
     assert failures(recipe.load(str(CASES / "own-data.yaml")), tmp_path) == []
 
 
+def test_packages_of_evaluations_and_of_their_environments_are_asked_for_too() -> None:
+    config = recipe.load("sokoban-tiny", ("stages.evaluate.sampler={kind: vllm}",))
+    assert needed(config) == {"vllm": "stages.evaluate"}
+    sites = "{kind: web-site, tag: WebMiniwob, test_tag: WebMiniwobTest, max_prompt_tokens: 512}"
+    config = recipe.load("sokoban-tiny", (f"stages.evaluate.env={sites}", "stages.evaluate.max_new_tokens=8"))
+    assert needed(config) == dict.fromkeys(("miniwob", "playwright"), "stages.evaluate.env")
+
+
 def test_a_sampler_without_the_models_layers_is_refused_before_the_start(tmp_path: Path) -> None:
     config = recipe.load(str(CASES / "own-data.yaml"), ("model.block=gemma",))
     words = "sampler: the embedded sampler has no layers of model.block: gemma; use {kind: vllm}"
@@ -314,7 +324,7 @@ def of_ones_own(name: str, folder: Path) -> tuple[str, ...]:
 
 def installed(config: recipe.Recipe) -> bool:
     """Whether the packages are here that the recipe needs; without the extra video or web its check says so."""
-    return all(importlib.util.find_spec(package) for _, package in needed(config))
+    return all(importlib.util.find_spec(package) for package in needed(config))
 
 
 def passes(config: recipe.Recipe, folder: Path) -> Shown | str:
@@ -482,6 +492,7 @@ def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     ("words", "message"),
     [
         (["sokoban-tiny", "--layout", "tp=2"], "--layout: is for --rehearse"),
+        (["sokoban-tiny", "--keep", "kept"], "--keep: is for --rehearse"),
         (["grpo"], "grpo: trains on a task of your own; add --model FOLDER"),
         (["sokoban-tiny", "--data", "x"], "--data: sokoban-tiny trains on a task of its own"),
         (["a", "b"], "write `terrella check RECIPE` or `terrella check env NAME`"),
@@ -533,6 +544,12 @@ MORE = [
     # the released reward model in place of one that is trained here
     ["webrl-webarena-lite", "--set", "stages.orm={kind: start, name: orm, folder: models/webrl-orm-llama-3.1-8b}"],
 ]
+
+
+def test_a_rehearsal_is_not_kept_where_an_earlier_one_lies(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    done = CliRunner().invoke(check, ["sokoban-tiny", "--rehearse", "--keep", str(tmp_path)])
+    assert isinstance(done.exception, ConfigError) and "holds an earlier rehearsal" in str(done.exception)
 
 
 def test_every_graph_of_a_shipped_recipe_is_rehearsed() -> None:

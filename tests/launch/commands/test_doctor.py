@@ -91,6 +91,13 @@ def test_what_the_workers_left_is_shown(run: Path) -> None:
     )
 
 
+def test_what_a_full_disk_left_torn_is_a_finding_beside_the_others(run: Path) -> None:
+    (run / "logs" / "rank-3.error.json").write_text('{"mess')
+    (run / "logs" / "crashes").write_text("")
+    text, failed = ask(run)
+    assert failed and "rank-3.error.json: not a JSON file" in text and "finished stages" in text
+
+
 def test_damaged_shards_and_checkpoints_are_named(run: Path, tmp_path: Path) -> None:
     shard = sorted((run / "stages" / "play" / "shards").glob("*.tar"))[0]
     data = bytearray(shard.read_bytes())

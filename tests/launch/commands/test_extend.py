@@ -9,6 +9,7 @@ from terrella.core import run as runs
 from terrella.core import schema
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe
+from terrella.launch.back import back_to
 from terrella.launch.extend import extend, with_steps
 
 
@@ -60,6 +61,25 @@ def test_a_finished_run_goes_on_and_keeps_what_it_had(finished: Path) -> None:
     _, lease = runs.create(finished, config)  # the same command opens it
     lease.release()
     assert extend(finished, config) == []  # and changes nothing more
+
+
+def test_the_tables_of_what_runs_again_go_aside_and_those_of_other_stages_stay(finished: Path) -> None:
+    for name in ("evaluate.json", "rl-lengths.json", "rl-true-world-lengths.json"):
+        (finished / "results" / name).write_text("{}")
+    for name in ("evaluate-agent-000000.jsonl", "rl-000010.jsonl", "rl-true-world-000010.jsonl"):
+        (finished / "rollouts" / name).write_text("")
+    extend(finished, with_steps(recipe.load("demo"), ("rl=90",)))
+    aside = finished / "set-aside" / "001"
+    kept = {path.name for folder in ("results", "rollouts") for path in (aside / folder).iterdir()}
+    assert kept == {"evaluate.json", "evaluate-OpenSokoban.json", "evaluate-agent-000000.jsonl"}
+
+    config = schema.load(recipe.Recipe, finished / "config.yaml")
+    run, lease = runs.create(finished, config)
+    (finished / "report.html").write_text("")
+    assert back_to(run, [stage.name for stage in config.stages], "more-play") == finished / "set-aside" / "002"
+    lease.release()
+    left = {path.name for folder in ("results", "rollouts") for path in (finished / folder).iterdir()}
+    assert left == {"rl-lengths.json", "rl-000010.jsonl"} and not (finished / "report.html").exists()
 
 
 def test_fewer_steps_than_trained_are_refused_and_change_nothing(finished: Path) -> None:

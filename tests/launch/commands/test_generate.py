@@ -96,6 +96,13 @@ def test_without_a_prompt_it_chats(
     assert code == 0 and out.count("> ") == 3
 
 
+def test_options_that_would_be_passed_over_are_refused(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    code, _, error = run(capsys, str(folder), "--samples", "2")
+    assert code == 2 and "--samples: a chat has one answer to a message" in error
+    code, _, error = run(capsys, str(folder), "hello", "--system", "Be brief.")
+    assert code == 2 and "--system: is for --chat" in error
+
+
 def test_a_run_without_a_model_and_a_folder_of_neither_say_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -145,6 +152,13 @@ def test_the_service_speaks_as_openai_does(model: TextModel) -> None:
     finally:
         service.shutdown()
         service.server_close()
+
+
+def test_an_address_that_is_taken_is_named_by_its_options(model: TextModel) -> None:
+    with open_service(model, "127.0.0.1", 0, "small") as service:
+        port = service.server_address[1]
+        with pytest.raises(ConfigError, match=rf"--host 127\.0\.0\.1 --port {port}: cannot listen there .*in use"):
+            open_service(model, "127.0.0.1", port, "small")
 
 
 def test_serving_leaves_the_folder_as_it_is_and_ctrl_c_is_no_error(folder: Path) -> None:

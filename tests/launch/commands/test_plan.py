@@ -168,6 +168,15 @@ def test_search_explains_itself_and_agrees_with_the_engine() -> None:
     )
 
 
+def test_tensor_ranks_cut_the_experts_of_a_model_that_has_them() -> None:
+    """As the engine checks it: the width of the dense layers, which such a model has not, decides nothing."""
+    dense = replace(GEOMETRIES["qwen2.5-0.5b"], heads=16, kv_heads=8)
+    experts = replace(dense, experts=4, experts_per_token=2, expert_ffn=dense.ffn - 1)
+    layout = Layout(2, tensor=2)
+    assert "ffn" in (impossible(layout, Work(experts, 4096, 256)) or "")
+    assert impossible(layout, Work(replace(experts, ffn=dense.ffn - 1, expert_ffn=dense.ffn), 4096, 256)) is None
+
+
 def test_ranks_may_share_key_heads() -> None:
     """Qwen2.5-1.5B has two: four ranks hold a quarter of the weights, gather projections beside hidden states, and keep
     the cache of two.

@@ -12,7 +12,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from terrella.core import schema
 from terrella.core.errors import ConfigError
+from terrella.launch import recipe
 from terrella.launch.commands.watch import look, render, sparkline, status
 from terrella.launch.report.command import report
 from terrella.tests.launch.report.synthetic_run import make_run
@@ -93,6 +95,16 @@ def test_on_a_terminal_it_follows_until_the_run_finishes(running):
         process.kill()
         process.wait(60)
         os.close(ours)
+
+
+def test_utilisation_is_shown_of_known_gpus_for_a_recipes_model(running):
+    stored = yaml.safe_load((running / "config.yaml").read_text())
+    model = schema.to_plain(recipe.load("sokoban-tiny").model)  # with the folder that a recipe may name
+    (running / "config.yaml").write_text(yaml.safe_dump({**stored, "model": model, "ranks": 2}))
+    assert look(running).mfu is None
+    (running / "environment.json").write_text(json.dumps({"hardware": {"gpus": ["NVIDIA H200"] * 2}}))
+    share = look(running).mfu
+    assert share is not None and 0 < share < 1
 
 
 def test_alarms_are_shown(running):

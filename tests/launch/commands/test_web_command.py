@@ -179,6 +179,28 @@ def test_scores_by_site(result: Path, tmp_path: Path) -> None:
     assert told["solved"] == [101] and "33.3 %" in run("score", str(result), str(raw))
 
 
+def test_a_task_without_a_result_is_not_given_that_of_another(tmp_path: Path) -> None:
+    actions = tmp_path / "actions"
+    actions.mkdir()
+    for name in ("1", "2"):
+        (actions / f"{name}.json").write_text(json.dumps({"score": 1.0}))
+    (_, everything), solved = release.score_table(tmp_path, [{"task_id": i, "sites": ["map"]} for i in (1, 2, 3)])
+    assert (everything.finished.n, everything.overall.n, solved) == (2, 3, [1, 2])
+    (_, everything), solved = release.score_table(tmp_path, [{"task_id": i, "sites": ["map"]} for i in (7, 8, 9)])
+    assert (everything.finished.n, solved) == (2, [8, 9])  # files that are named by the place in the list
+
+
+def test_a_task_file_that_cannot_be_read_is_named(result: Path, tmp_path: Path) -> None:
+    file = tmp_path / "list.json"
+    for text, words in (
+        ("[{", "list.json: cannot be read as JSON"),
+        ('[{"task_id": 1}]', r"list.json\[0\]: a task without sites"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            CliRunner().invoke(web, ["score", str(result), str(file)], catch_exceptions=False)
+
+
 def test_mistakes_are_named(result: Path, tmp_path: Path) -> None:
     for arguments, words in (
         (("--rollout-path", str(result), "--output-path", "x.pt"), "jsonl"),
