@@ -96,6 +96,13 @@ class ModelConfig:
         multiple = 64 if self.vocab >= 1024 else 8
         return (self.vocab + multiple - 1) // multiple * multiple
 
+    @property
+    def cut(self) -> dict[str, int]:
+        """The sizes that a layout cuts into parts, as `check_layout` takes them."""
+        names = ("layers", "heads", "kv_heads", "head_dim", "experts")
+        ffn = self.expert_ffn if self.experts else self.ffn
+        return {**{name: getattr(self, name) for name in names}, "ffn": ffn, "vocab": self.padded_vocab}
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

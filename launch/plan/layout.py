@@ -74,19 +74,8 @@ class Layout:
 
 def impossible(layout: Layout, work: Work) -> str | None:
     """Why the engine would refuse this layout, or None."""
-    m = work.model
     try:
-        check_layout(
-            layout.settings(),
-            world=layout.gpus,
-            layers=m.layers,
-            heads=m.heads,
-            kv_heads=m.kv_heads,
-            head_dim=m.head_dim,
-            ffn=m.ffn,
-            experts=m.experts,
-            vocab=m.padded_vocab,
-        )
+        check_layout(layout.settings(), world=layout.gpus, **work.model.cut)
     except (ConfigError, ValueError) as error:
         return str(error)
     if work.batch % (layout.data * layout.microbatch):

@@ -103,17 +103,8 @@ def check(config: Recipe, settings: JobSettings) -> None:
             f"divide the {config.ranks} ranks of {settings.nodes} nodes; use --nodes {step} or a multiple of it, or "
             "another layout"
         )
-    check_layout(
-        parallel,
-        world=config.ranks,
-        layers=model.layers,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        ffn=model.ffn,
-        experts=model.experts,
-        vocab=parallel.tensor,  # the tokenizer decides it later; padding makes it divide
-    )
+    # the tokenizer decides the vocabulary later; padding makes it divide
+    check_layout(parallel, world=config.ranks, **{**model.cut, "vocab": parallel.tensor})
     if settings.rollout_nodes and not any(served(stage, config) for stage in config.stages):
         stage = next((s for s in config.stages if isinstance(s, OnPolicy)), config.stages[0])
         raise ConfigError(

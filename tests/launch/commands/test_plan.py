@@ -26,7 +26,7 @@ from terrella.launch.plan.published import RL_ROWS, ROWS, fit, left_out, mean_er
 from terrella.launch.plan.rl import Rollout, rl_step, sampling_seconds, sync_seconds
 from terrella.launch.plan.search import search
 from terrella.launch.plan.timing import expert_factor, fitted, step_time
-from terrella.models.config import VIDEO_GPT
+from terrella.models.config import VIDEO_GPT, ModelConfig
 from terrella.models.geometry import GEOMETRIES, count, flops_per_token
 
 H100 = GPUS["h100"]
@@ -166,6 +166,12 @@ def test_search_explains_itself_and_agrees_with_the_engine() -> None:
     assert "does not divide the 80 layers" in (
         impossible(Layout(64, pipeline=32), Work(GEOMETRIES["llama3-70b"], 4096, 256)) or ""
     )
+
+
+def test_experts_are_cut_by_their_own_width() -> None:
+    model = ModelConfig(experts=4, experts_per_token=2, expert_ffn=30, ffn=128)
+    for tensor, said in ((2, None), (4, "parallel.tensor: 4 does not divide the model's ffn (30)")):
+        assert impossible(Layout(4, tensor=tensor), Work(model, 512, 8)) == said
 
 
 def test_ranks_may_share_key_heads() -> None:
