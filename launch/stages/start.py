@@ -44,11 +44,14 @@ def check(stage: Start, job: Job) -> None:
 def run(stage: Start, job: Job) -> dict[str, Any]:
     """Write the tokenizer, where tokens have a text, and the first checkpoint."""
     folder = resolve(stage.folder) if stage.folder else None
-    left = {"vocabulary": _keep_tokenizer(stage, job, folder)} if _has_text(job) else {"steps": 0, "tokens": 0}
+    vocabulary = _keep_tokenizer(stage, job, folder) if _has_text(job) else None
     engine = build_engine(job, None, loaded=folder is not None)
     if folder:
         import_hf(engine, folder)
-    return {**left, "checkpoint": first_checkpoint(job, stage.name, engine)}
+    checkpoint = first_checkpoint(job, stage.name, engine)
+    if vocabulary is None:
+        return {"steps": 0, "tokens": 0, "checkpoint": checkpoint}
+    return {"checkpoint": checkpoint, "vocabulary": vocabulary}
 
 
 def _keep_tokenizer(stage: Start, job: Job, folder: Path | None) -> int:
