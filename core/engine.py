@@ -326,6 +326,9 @@ class Engine:
         self._cast()
         for chunk in self._wrapped:
             chunk.eval()
+        asked = len(microbatches)
+        if self.parallel.virtual_pipeline > 1:  # whose schedule takes a multiple of the stages; the last fills it up
+            microbatches = [*microbatches, *microbatches[-1:] * (-asked % self.parallel.pipeline)]
         items, lengths = self._items(microbatches)
 
         def finish(chunk, output, item):
@@ -338,7 +341,7 @@ class Engine:
             else []
         )
         if self.parallel.pipeline > 1:
-            box = [[{k: v.cpu() for k, v in r.items()} for r in results]]
+            box = [[{k: v.cpu() for k, v in r.items()} for r in results[:asked]]]
             dist.broadcast_object_list(box, src=self.groups.last_rank, group=self.groups.pipeline)
             results = [{k: v.to(self.device) for k, v in r.items()} for r in box[0]]
         return results

@@ -25,8 +25,9 @@ from ...rl.hosted import CHECKING_S
 from ...rl.own.config import DataEnvironment, OwnEnvironment
 from ..doubts import doubts
 from ..extras import needed
-from ..plan.layout import Layout, Work
+from ..plan.layout import Work
 from ..plan.memory import memory
+from ..plan.of_recipe import layout_of
 from ..recipe import Recipe
 from ..settings.base import Export, OnPolicy, dealt_evenly, needs_reference, retention_of
 from ..settings.verbs import Collect, Reinforce, Score, Start, Tune
@@ -112,20 +113,11 @@ def _layout(recipe: Recipe) -> Iterator[Check]:
 
 def _memory(recipe: Recipe) -> Iterator[Check]:
     """The fullest rank while it trains, by the estimates of `terrella plan`, with reference and critic."""
-    m, p = model_of(recipe), recipe.parallel
     tokens = max((_microbatch(stage) for stage in recipe.stages), default=0)
-    if not tokens or recipe.ranks % p.model_size:
+    if not tokens or recipe.ranks % recipe.parallel.model_size:
         return
-    layout = Layout(
-        recipe.ranks,
-        p.tensor,
-        p.pipeline,
-        p.virtual_pipeline,
-        p.context,
-        p.expert,
-        recompute="full" if p.recompute == "full" else "none",
-    )
-    used = memory(Work(m, tokens, layout.data), layout)
+    layout = layout_of(recipe)
+    used = memory(Work(model_of(recipe), tokens, layout.data), layout)
     wide = SAVED[recipe.precision.params] / 2.0  # the estimate is for bf16
     rl = [stage for stage in recipe.stages if isinstance(stage, OnPolicy)]
     parts = {"weights": used.weights * wide, "gradients": used.gradients, "optimizer": used.optimizer}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -30,12 +31,8 @@ class Found:
     refused: list[tuple[Layout, str]] = field(default_factory=list)
 
     def reasons(self) -> dict[str, int]:
-        """How often each kind of reason ruled a layout out."""
-        counted: dict[str, int] = {}
-        for _, reason in self.refused:
-            kind = reason.partition(":")[0]
-            counted[kind] = counted.get(kind, 0) + 1
-        return dict(sorted(counted.items(), key=lambda pair: -pair[1]))
+        """How often each kind of reason ruled a layout out, the commonest first."""
+        return dict(Counter(reason.partition(":")[0] for _, reason in self.refused).most_common())
 
 
 def layouts(work: Work, gpus: int, gpu: Gpu) -> Iterator[Layout]:
@@ -60,11 +57,12 @@ def search(work: Work, gpus: int, gpu: Gpu, cache_tokens: int = 0, constants: Co
     """All layouts judged: refused by the engine's rules, too large, or timed."""
     found = Found()
     for layout in layouts(work, gpus, gpu):
-        reason = impossible(layout, work)
-        used = memory(work, layout, cache_tokens) if reason is None else None
-        reason = reason or too_large(used, gpu)  # type: ignore[arg-type]
-        if reason or used is None:
-            found.refused.append((layout, reason or ""))
+        if reason := impossible(layout, work):
+            found.refused.append((layout, reason))
+            continue
+        used = memory(work, layout, cache_tokens)
+        if reason := too_large(used, gpu):
+            found.refused.append((layout, reason))
         else:
             found.fitting.append(Candidate(layout, used, step_time(work, layout, gpu, constants)))
     found.fitting.sort(
@@ -81,15 +79,13 @@ def explain(best: Candidate, found: Found) -> list[str]:
     lines = [f"time goes to: {shares}"]
     for name in ("tensor", "pipeline", "context", "expert", "recompute"):
         chosen = getattr(best.layout, name)
-        others = [c for c in found.fitting if getattr(c.layout, name) != chosen]
-        if others:
-            other = others[0]
+        other = next((c for c in found.fitting if getattr(c.layout, name) != chosen), None)
+        refused = next((pair for pair in found.refused if getattr(pair[0], name) != chosen), None)
+        if other is not None:
             lines.append(
                 f"best with another {name}: {other.layout.text()}, {100 * (other.time.total / t.total - 1):+.0f} % time"
             )
-        elif any(getattr(layout, name) != chosen for layout, _ in found.refused):
-            layout, reason = next(
-                (layout, reason) for layout, reason in found.refused if getattr(layout, name) != chosen
-            )
+        elif refused is not None:
+            layout, reason = refused
             lines.append(f"no other {name} works; e.g. {layout.text()}: {reason}")
     return lines

@@ -4,7 +4,6 @@ save.
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 from dataclasses import dataclass
@@ -25,9 +24,8 @@ PAUSE_S = 5.0  # of training while a checkpoint is copied out of the GPUs, on to
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a run of `days` on `gpus` GPUs gets done."""
+    """What a long run gets done."""
 
-    gpus: int
     step: StepTime
     save_s: float
     interval_s: float
@@ -73,19 +71,15 @@ def play(
 ) -> float:
     """Productive share of a run whose failures fall at random; each throws away what was not saved."""
     rng = random.Random(seed)
-    end, now, saved, useful = days * 86400.0, 0.0, 0.0, 0.0
-    failures = [rng.expovariate(1.0 / between_failures_s)]
+    end, now, saved = days * 86400.0, 0.0, 0.0
+    strike = rng.expovariate(1.0 / between_failures_s)
     while now < end:
-        strike = heapq.heappop(failures)
-        left = interval_s - (useful - saved)
-        done_at = now + left + save_s
+        done_at = now + interval_s + save_s
         if strike < done_at:
-            now, useful = strike + restart_s, saved
-            heapq.heappush(failures, now + rng.expovariate(1.0 / between_failures_s))
+            now = strike + restart_s
+            strike = now + rng.expovariate(1.0 / between_failures_s)
         else:
-            now, useful = done_at, useful + left
-            saved = useful
-            heapq.heappush(failures, strike)
+            now, saved = done_at, saved + interval_s
     return saved / now
 
 
@@ -96,7 +90,6 @@ def outlook(work: Work, layout: Layout, gpu: Gpu, days: float = 54.0, constants:
     save, restart = save_seconds(work, gpu, layout.gpus), restart_seconds(work, gpu, layout)
     interval = max(step.total, best_interval(save, between))
     return Outlook(
-        gpus=layout.gpus,
         step=step,
         save_s=save,
         interval_s=interval,

@@ -103,33 +103,15 @@ class OnPolicy:
         positive(self, "updates_per_rollout", "epochs_per_rollout")
         if self.samples_per_prompt < 2:
             raise ValueError("samples_per_prompt: a group needs at least 2 samples")
+        if "values" in needs(self.algorithm) and self.critic is None:
+            raise ValueError(
+                f"critic: algorithm {self.algorithm.kind} trains one; give its optimizer, e.g. critic: {{lr: 1e-5}}"
+            )
         if self.updates_per_rollout > self.prompts_per_step:
             raise ValueError(
                 f"updates_per_rollout: {self.updates_per_rollout} mini-batches of whole groups need as many "
                 f"prompts_per_step, not {self.prompts_per_step}"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """What an evaluation of several stages' models has; the headline compares two of them."""
-
-    name: str
-    models: list[str]  # the stages whose models are evaluated
-    before: str | None = None  # the headline compares this stage ...
-    after: str | None = None  # ... with this one
-    control: str | None = None  # the stage that the report marks as the control arm
-    sampler: SamplerConfig | None = None  # default: that of the recipe's first RL stage
-
-    @property
-    def names(self) -> list[str]:
-        """What the models are called in tables."""
-        return self.models
-
-    def __post_init__(self) -> None:
-        for key in ("before", "after", "control"):
-            if getattr(self, key) is not None and getattr(self, key) not in self.names:
-                raise ValueError(f"{key}: '{getattr(self, key)}' is none of {', '.join(self.names)}")
 
 
 @dataclass(frozen=True)

@@ -54,16 +54,16 @@ def start_of(job: Job) -> Start:
     return starts[0]
 
 
-def has_start(job: Job) -> bool:
-    """Whether the recipe has a start."""
-    return any(isinstance(stage, Start) for stage in job.recipe.stages)
+def has_start(recipe: Recipe) -> bool:
+    """Whether a recipe has a start."""
+    return any(isinstance(stage, Start) for stage in recipe.stages)
 
 
 def tokenizer_of(job: Job) -> Tokenizer:
     """The tokenizer that the start left, or will leave; in a recipe without a start the one that its environment
     prescribes.
     """
-    given = None if has_start(job) else given_tokenizer(environments_of(job.recipe))
+    given = None if has_start(job.recipe) else given_tokenizer(environments_of(job.recipe))
     if given is not None:
         if given.vocab_size > job.model.vocab:
             raise ConfigError(
@@ -128,17 +128,23 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
         )
     if isinstance(settings, DataEnvironment | OwnEnvironment) and job.mesh.is_main:
         _require_same_files(settings, job)
-    made = made_for(settings, job)
-    if getattr(settings, "layout", None) is not None:
-        tokenizer = None  # its tokens are codes, and have no text
-    else:
-        tokenizer = learnt_tokenizer(job, made.name) if made else tokenizer_of(job)
+    made, tokenizer = made_for(settings, job), tokenizer_in(settings, job)
     # nobody knows yet how many tokens a prompt will have
     most = job.model.max_positions if tokenizer is not None else None
     loading_s = LOADING_S if job.run.token else CHECKING_S
     with open_tasks(settings, tokenizer or ByteTokenizer(), most, made, loading_s) as tasks:
         tasks.stage, tasks.seed, tasks.ranks = stage.name, job.recipe.seed, job.mesh.data_size
         yield tasks
+
+
+def tokenizer_in(settings: EnvironmentSettings, job: Job) -> Tokenizer | None:
+    """The tokenizer of an environment's texts; None where its tokens are codes, or the stage that learns it has not
+    finished.
+    """
+    if getattr(settings, "layout", None) is not None:
+        return None
+    made = made_for(settings, job)
+    return learnt_tokenizer(job, made.name) if made else tokenizer_of(job)
 
 
 def require_sampler(stage: Collect | Reinforce | Score, job: Job) -> None:
@@ -184,15 +190,13 @@ def learns_tokenizer(recipe: Recipe, stage: str) -> bool:
     settings = next(getattr(other, "env", None) or recipe.env for other in recipe.stages if other.name == stage)
     if not isinstance(settings, QuestionSettings) or settings.data != stage or settings.in_shards:
         return False
-    given = (
-        any(isinstance(other, Start) for other in recipe.stages) or given_tokenizer(environments_of(recipe)) is not None
-    )
+    given = has_start(recipe) or given_tokenizer(environments_of(recipe)) is not None
     return settings.own_tokenizer or not given
 
 
 def text_tokenizer(job: Job) -> Tokenizer:
     """The tokenizer of a recipe of text: that of its start, or the one that was learnt in the place of one."""
-    if has_start(job):
+    if has_start(job.recipe):
         return tokenizer_of(job)
     learnt = next((stage.name for stage in job.recipe.stages if learns_tokenizer(job.recipe, stage.name)), None)
     return (learnt and learnt_tokenizer(job, learnt)) or tokenizer_of(job)

@@ -14,8 +14,7 @@ from terrella.launch import recipe
 from terrella.launch.commands.check_recipe import alone
 from terrella.launch.doubts import doubts
 from terrella.launch.settings.verbs import Reinforce
-from terrella.launch.stages.on_policy import picture
-from terrella.launch.stages.rl import TaskTrainer
+from terrella.launch.stages.on_policy import StageTrainer, picture
 from terrella.launch.stages.session import Session
 from terrella.rl.agents.config import WorldsEnvironment
 from terrella.rl.agents.tasks import WorldTasks
@@ -43,7 +42,7 @@ def stage(more: str) -> Reinforce:
 # which tests/rl/test_own_algorithm.py names
 @pytest.mark.parametrize("kind", [kind for kind in MODULES if kind != "path"])
 def test_every_algorithm_has_a_name_in_recipes(kind: str) -> None:
-    assert stage(f"algorithm: {{kind: '{kind}'}}").algorithm.kind == kind
+    assert stage(f"algorithm: {{kind: '{kind}'}}\ncritic: {{lr: 1e-3}}").algorithm.kind == kind
 
 
 def test_vllm_servers_in_a_recipe() -> None:
@@ -62,6 +61,7 @@ def test_vllm_servers_in_a_recipe() -> None:
         ("algorithm: {kind: grpo}\nrollouts: {sampler: {kind: vlm}}", "did you mean 'vllm'"),
         ("algorithm: {kind: dapo, overlong_length: 10}", "overlong_cache"),
         ("algorithm: {kind: grpo, tis_cap: 0}", "tis_cap"),
+        ("algorithm: {kind: ppo}", "critic: algorithm ppo trains one; give its optimizer"),
     ],
 )
 def test_mistakes_are_named(more: str, message: str) -> None:
@@ -93,7 +93,7 @@ def test_a_picture_tells_faults_from_rewards() -> None:
 
 def test_refills_count_in_what_an_arm_cost() -> None:
     """A step's own episodes and those that were sampled in the place of groups without a signal: both acted."""
-    trainer = object.__new__(TaskTrainer)  # what `measure` reads, without weights
+    trainer = object.__new__(StageTrainer)  # what `measure` reads, without weights
     trainer.stage, trainer.mesh, trainer.counts = stage("algorithm: {kind: dapo, refills: 1}"), Mesh(), {"actions": 0}
     settings = build(WorldsEnvironment, parse_yaml("{kind: worlds, tags: [OpenSokoban]}", "env"))
     trainer.tasks = WorldTasks(settings, None, ByteTokenizer(), None)

@@ -219,6 +219,11 @@ def measure(parallel: dict[str, Any], kind: str = "dense", packed: bool = True) 
     }
 
 
+def scores(parallel: dict[str, Any], count: int) -> list[torch.Tensor]:
+    """Log-probs of so many microbatches."""
+    return [s["logprob"].cpu() for s in make_engine(parallel).score(batches(count), score)]
+
+
 def two_steps(parallel: dict[str, Any], bucket: int | None = None) -> dict[str, Any]:
     """Losses and norms of two optimizer steps and the weights after them, with buckets of so many elements; also how
     many buckets there are, and how many were still on their way at most when a layer had waited for its own.

@@ -213,6 +213,15 @@ def test_a_pipeline_pads_no_microbatch_to_the_longest() -> None:
     assert chunks["lengths"] == [max(plain["lengths"])] * len(plain["lengths"])
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_interleaved_chunks_score_any_number_of_microbatches(count: int) -> None:
+    """Held-out lessons and probes of an evaluation are as many as they are."""
+    ask = "terrella.tests.parallel.jobs:scores"
+    plain = run_ranks(ask, 1, parallel={}, count=count)[0]
+    for found in run_ranks(ask, 2, parallel={"pipeline": 2, "virtual_pipeline": 2}, count=count):
+        torch.testing.assert_close(found, plain, atol=2e-6, rtol=0)
+
+
 def test_gradients_are_reduced_while_others_are_computed_where_there_are_several_data_ranks() -> None:
     assert not ParallelConfig().settled(1).overlap_grad_reduce
     assert not ParallelConfig(tensor=2, pipeline=2).settled(4).overlap_grad_reduce

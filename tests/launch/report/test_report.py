@@ -463,6 +463,30 @@ def test_the_first_frame_is_one_room_before_and_after(tmp_path):
     assert page.index('class="sides"') < page.index('id="result"') and page.count('class="room"') == 4
     (run / "summary.json").write_text(json.dumps({"headline": "h", "paragraphs": [], "compare": [{"name": 1}, None]}))
     assert before_and_after(load_run(run)) == []
+    (run / "summary.json").write_text(json.dumps({"headline": "h", "paragraphs": [], "compare": pair}))
+    for odd in ({"turns": ["no turn"]}, {"turns": [{"boards": [ROOM]}]}, {"turns": [{"boards": ROOM}]}):
+        (run / "rollouts" / "eval-b-000000.jsonl").write_text(json.dumps(agent_record(0, True) | odd) + "\n")
+        assert before_and_after(load_run(run)) == []  # and the report is written all the same
+        build_report(run)
+
+
+def test_rewards_are_numbers_with_a_baseline_and_no_shares(tmp_path):
+    """Whether they lie between 0 and 1 or beyond."""
+
+    def cell(value: float) -> dict[str, float]:
+        return {"value": value, "low": value - 0.1, "high": value + 0.1, "n": 20}
+
+    run = make_run(tmp_path / "run", pretrain=10, grpo=6)
+    rows = [
+        {"name": "a", "kind": "baseline", "cells": [cell(0.5)]},
+        {"name": "b", "kind": "model", "cells": [cell(-3)]},
+    ]
+    table = {"title": "Tasks: mean reward", "unit": "reward", "columns": ["greedy"], "rows": rows}
+    (run / "results" / "reward.json").write_text(json.dumps(table))
+    loaded = load_run(run)
+    (shown,) = [table for table in build_tables([loaded]) if table.title == "Tasks: mean reward"]
+    assert [row.cells[0].text for row in shown.bodies[0][1]] == ["0.5", "-3"]
+    assert any("b in “greedy” (-3 against 0.5)" in finding.text for finding in check_tables(loaded.results))
 
 
 def test_shares_keep_their_interval_inside_0_and_1():
