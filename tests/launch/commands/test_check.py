@@ -249,7 +249,9 @@ def test_packages_of_evaluations_and_of_their_environments_are_asked_for_too() -
 
 
 def test_a_sampler_without_the_models_layers_is_refused_before_the_start(tmp_path: Path) -> None:
-    config = recipe.load(str(CASES / "own-data.yaml"), ("model.block=gemma",))
+    config = recipe.load(
+        str(CASES / "own-data.yaml"), ("model.block=gemma", "model.family=gemma3_text", "model.qk_norm=true")
+    )
     words = "sampler: the embedded sampler has no layers of model.block: gemma; use {kind: vllm}"
     assert any(f"stages: rl.rollouts.{words}" in line for line in failures(config, tmp_path))
     scored = next(stage for stage in config.stages if stage.kind == "eval")
@@ -467,6 +469,7 @@ def test_a_rehearsed_model_ends_its_answers_where_its_tokenizer_says(family: str
         ffn=16,
         vocab=byte_vocab(family),
         qkv_bias=True,
+        rotary_interleaved=family == "glm",
     )
     write_byte_tokenizer(tmp_path, family)
     write_weights(small, tmp_path)
