@@ -85,7 +85,7 @@ class Vllm:
                 "colocated: every rank has one engine on its own device; leave out urls, devices and tensor"
             )
         if not self.colocated and (self.sleep or self.offload):
-            raise ValueError("sleep: servers do not share the trainer's device; sleep and offload go with colocated")
+            raise ValueError("sleep: servers do not share the trainer's device; sleep and offload need colocated: true")
         if self.adapters_only and self.sleep == 2:
             raise ValueError("sleep: 2 drops the weights that adapters_only does not send again; use 1")
 
