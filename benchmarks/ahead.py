@@ -132,7 +132,8 @@ def train(case: Case, ahead: int, seed: int, steps: int, step_s: float, folder: 
     if ahead:
         opened = as_stream(opened, aside=True)
     kind = JournalStream if ahead else JournalSampler
-    sampler = kind(opened.sampler, Journal(folder / "journal"), lambda: engine.steps, staleness=ahead)  # type: ignore[arg-type]
+    journal = Journal(folder / "journal")
+    sampler = kind(opened.sampler, journal, lambda: engine.steps, staleness=ahead)  # type: ignore[arg-type]
     limits = Limits(workers=case.prompts * case.samples)
     rewards: list[float] = []
     oldest: list[float] = []

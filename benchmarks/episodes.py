@@ -34,9 +34,9 @@ WORDS = (
 )
 PROMPT = 384  # tokens
 TAG = """
-WebWaits: {{world: web, config: {{backend: {backend}, max_steps: 30, max_parse_failures: 5, max_repeats: 5, boxes: false,
-  latency_ms: [{low}, {high}], deadline_s: 60}}}}
-"""  # noqa: E501
+WebWaits: {{world: web, config: {{backend: {backend}, max_steps: 30, max_parse_failures: 5, max_repeats: 5,
+  boxes: false, latency_ms: [{low}, {high}], deadline_s: 60}}}}
+"""
 MODELS = {"tiny": (1, 32, 2), "4 layers of 256": (4, 256, 4), "8 layers of 512": (8, 512, 8)}
 
 

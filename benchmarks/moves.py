@@ -109,7 +109,12 @@ def rank_main(args: argparse.Namespace) -> None:
     reader = checkpoint.CheckpointReader(folder, verify=False)
     elements = sum(torch.Size(reader.shape(name)).numel() for name in reader.names())
     readers, opened = [], checkpoint.open_verified
-    checkpoint.open_verified = lambda path: readers.append(opened(path)) or readers[-1]  # type: ignore[func-returns-value]
+
+    def open_and_keep(path: Path) -> Any:
+        readers.append(opened(path))
+        return readers[-1]
+
+    checkpoint.open_verified = open_and_keep
     figures["load s"], _ = timed(lambda: engine.load(folder))
     figures["load weights s"], _ = timed(lambda: engine.load(folder, weights_only=True))
     checkpoint.open_verified = opened

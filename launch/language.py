@@ -133,7 +133,7 @@ def evaluate_language(
 
     if asked.drift and (domain != "text-game" or asked.data is not None):
         raise ConfigError(
-            "--drift: walks our own text games, whose true next state is known; it goes with text-game and without "
+            "--drift: walks our own text games, whose true next state is known; use it with text-game and without "
             "--data"
         )
     questions = [] if asked.drift else held_out(domain, asked.data, asked.n, asked.prompt)

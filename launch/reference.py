@@ -96,7 +96,7 @@ def _comments(kind: type, shared: dict[str, str] = SHARED) -> dict[str, str]:
     sources = [inspect.getsource(part) for part in reversed(kind.__mro__) if dataclasses.is_dataclass(part)]
     source = "\n".join(sources)
     above = re.findall(r"((?:^    # .+\n)+)^    (\w+): ", source, re.M)
-    beside = re.findall(r"^    (\w+):[^\n#]*#\s*(?!type: ignore)(.+)$", source, re.M)
+    beside = re.findall(r"^    (\w+):[^\n#]*#(?!\s*type: ignore)\s*(.+)$", source, re.M)
     return shared | {name: " ".join(lines.replace("#", "").split()) for lines, name in above} | dict(beside)
 
 

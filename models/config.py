@@ -86,9 +86,9 @@ class ModelConfig:
         if self.block == "gemma" and (self.experts or self.rotary_interleaved):
             raise ValueError("block: gemma has neither experts nor interleaved rotary dimensions")
         if self.block != "gemma" and (self.sliding_window or self.query_scale is not None):
-            raise ValueError(f"{'sliding_window' if self.sliding_window else 'query_scale'}: goes with block: gemma")
+            raise ValueError(f"{'sliding_window' if self.sliding_window else 'query_scale'}: needs block: gemma")
         if bool(self.experts) != bool(self.expert_ffn):
-            raise ValueError("expert_ffn: goes with experts")
+            raise ValueError("expert_ffn: set it where there are experts, and only there")
 
     @property
     def embedding_scale(self) -> float:

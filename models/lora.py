@@ -128,7 +128,7 @@ def attach(chunk: nn.Module, config: LoraConfig, sequence_parallel: bool) -> Non
         last = name.rsplit(".", 1)[-1]
         if last in config.targets and ".experts." not in name:
             if not isinstance(module, ColumnParallelLinear | RowParallelLinear):
-                raise ConfigError("lora: adapters go with our layer specification, not with TransformerEngine's")
+                raise ConfigError("lora: TransformerEngine's layers take no adapters; set precision.layers: ours")
             weight: torch.Tensor = module.weight  # type: ignore[assignment]
             module.lora = Adapter(last, weight, model, config, sequence_parallel)
             module.register_forward_hook(_add_adapter)

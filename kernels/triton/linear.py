@@ -349,8 +349,11 @@ class _PolicyLoss(torch.autograd.Function):
                 elif backward:
                     launch_terms(saved_4R[0], None, terms_R, settings, grad_N[part])
             if backward:
+                # From here on the logits' memory holds their gradient: the products below read it, and the next
+                # chunk writes over it.
                 ge_R = None if terms_R.entropy_weight is None else -terms_R.entropy_weight.float()
                 hidden_RH, grad_R = hidden_NH[part], grad_N[part]
+                # Rows that clipping stopped have no gradient: both products leave them out.
                 moved_C = _live_rows(grad_R) if clipping else None
                 if moved_C is not None and len(moved_C) == 0:
                     continue

@@ -251,8 +251,10 @@ def _stages(recipe: Recipe, job: Any) -> Iterator[Check]:
     """What each stage checks of its own inputs before a run; an environment that one of them found at fault is not
     tried again, and what several miss is said once.
     """
+    from ..stages.verbs import tokenizer_of
+
     faulty: list[Any] = []
-    said: list[str] = []
+    said: set[str] = set()
     for stage in recipe.stages:
         env = getattr(stage, "env", None) or recipe.env
         if isinstance(stage, ByPath) or (check := stage_check(stage.kind)) is None:
@@ -268,9 +270,11 @@ def _stages(recipe: Recipe, job: Any) -> Iterator[Check]:
         if hasattr(stage, "env") and finding.level == "fail":
             faulty.append(env)
         if finding.level == "fail":
-            if any(f": {finding.text};" in earlier for earlier in said):  # the start's folder, with what to do
+            if finding.text in said:
                 continue
-            said.append(finding.text)
+            said.add(finding.text)
+            if isinstance(stage, Start):  # those that read its tokenizer will miss it too
+                said.add(guarded("tokenizer", lambda: str(tokenizer_of(job))).text)
         yield finding
 
 

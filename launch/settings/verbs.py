@@ -84,7 +84,8 @@ class Tune:
     steps: int | None = None
     # over the training tasks, or what was collected; give either epochs, steps or match_tokens_of
     epochs: float | None = None
-    match_tokens_of: str | None = None  # a finished stage: take as many steps as give at least its gradient tokens
+    # a finished stage: take as many steps as teach at least the tokens that it learnt from, or sampled where it was RL
+    match_tokens_of: str | None = None
     # fit optimizer.warmup_steps and optimizer.total_steps, in their ratio, to the steps that the stage comes to
     stretch_schedule: bool = False
     env: EnvironmentSettings | None = None  # default: the recipe's

@@ -195,10 +195,10 @@ class StageTrainer(Trainer):
         values = {f"validation/{name}": value for name, value in scores.items()}
         if self.tasks.imagined_by is None:
             return values
-        dreamt = self._played([self.tasks.imagined(task) for task in chosen], asked.samples, step)
-        name, foretold = next(iter(self.tasks.scores(dreamt, asked.samples).items()))
-        gap = foretold - scores[name]
-        values |= {f"validation/imagined/{name}": foretold, "validation/gap": gap}
+        imagined = self._played([self.tasks.imagined(task) for task in chosen], asked.samples, step)
+        name, score = next(iter(self.tasks.scores(imagined, asked.samples).items()))
+        gap = score - scores[name]
+        values |= {f"validation/imagined/{name}": score, "validation/gap": gap}
         if gap <= asked.max_gap:
             return values
         if self.mesh.is_main:

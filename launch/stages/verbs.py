@@ -34,13 +34,14 @@ ROWS = "rows.json"  # in the run: digests of the files of rows, and of modules b
 
 
 @lru_cache(maxsize=2)
-def _load(folder: Path, changed: int) -> Tokenizer:
+def _load(folder: Path, files: frozenset[tuple[str, int, int]] = frozenset()) -> Tokenizer:
     return load_tokenizer(folder)
 
 
 def _tokenizer_in(folder: Path) -> Tokenizer:
-    """The folder's tokenizer, read again where a file of the folder has changed."""
-    return _load(folder.absolute(), max((path.stat().st_mtime_ns for path in folder.iterdir()), default=0))
+    """The folder's tokenizer, read again where a file of the folder has come, gone or changed."""
+    kept = {path.name: path.stat() for path in folder.glob("*") if path.is_file()}
+    return _load(folder.absolute(), frozenset((name, s.st_mtime_ns, s.st_size) for name, s in kept.items()))
 
 
 def start_of(job: Job) -> Start:
@@ -73,7 +74,7 @@ def tokenizer_of(job: Job) -> Tokenizer:
     start = start_of(job)
     kept = job.stage_folder(start.name) / TOKENIZER
     if job.run.outcome(start.name) is not None:
-        return _load(kept, 0)
+        return _load(kept)
     if start.folder:
         return _tokenizer_in(resolve(start.folder))
     return own_tokenizer(start.tokenizer) if start.tokenizer else fresh_tokenizer(environments_of(job.recipe))
@@ -180,7 +181,7 @@ def learnt_tokenizer(job: Job, stage: str) -> Tokenizer | None:
     """The start's tokenizer, or the one that a data stage learns in its place, None before that stage has finished."""
     if not learns_tokenizer(job.recipe, stage):
         return tokenizer_of(job)
-    return _load(job.stage_folder(stage) / TOKENIZER, 0) if job.run.outcome(stage) is not None else None
+    return _load(job.stage_folder(stage) / TOKENIZER) if job.run.outcome(stage) is not None else None
 
 
 def learns_tokenizer(recipe: Recipe, stage: str) -> bool:

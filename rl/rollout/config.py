@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -70,6 +71,8 @@ class Vllm:
     def __post_init__(self) -> None:
         if not self.devices and not self.urls:
             raise ValueError("devices: name at least one server, or give urls")
+        if wrong := next((url for url in self.urls if not re.fullmatch(r"http://[^/\s]+", url)), None):
+            raise ValueError(f"urls: {wrong!r} is no address of a server; write it as http://HOST:PORT")
         if min(self.start_s, self.request_s, self.sync_s) <= 0:
             raise ValueError("start_s: deadlines must be positive")
         sizes = [self.tensor, self.max_length, *([] if self.max_sequences is None else [self.max_sequences])]
@@ -85,7 +88,7 @@ class Vllm:
                 "colocated: every rank has one engine on its own device; leave out urls, devices and tensor"
             )
         if not self.colocated and (self.sleep or self.offload):
-            raise ValueError("sleep: servers do not share the trainer's device; sleep and offload go with colocated")
+            raise ValueError("sleep: servers do not share the trainer's device; sleep and offload need colocated: true")
         if self.adapters_only and self.sleep == 2:
             raise ValueError("sleep: 2 drops the weights that adapters_only does not send again; use 1")
 

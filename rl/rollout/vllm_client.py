@@ -58,7 +58,10 @@ class Remote:
         """One POST; an answer that is not 200 is an OSError with what the server said. What may be asked `again` goes
         over a connection that is kept, unless the server has closed it meanwhile.
         """
-        kept = self.idle.pop() if again and self.idle else None
+        kept = None
+        if again:
+            with suppress(IndexError):  # another thread may take the last one
+                kept = self.idle.pop()
         if kept is not None:
             try:
                 return self._post(kept, path, body, timeout_s, keep=True)

@@ -13,6 +13,7 @@ from ...data.convert.text_game import is_gold
 from .rows import action_of, changed_by_action, verb_of
 
 Row = dict[str, Any]
+LESSONS = 29  # key of the order in which lessons are drawn
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,10 @@ def split_rows(rows: Sequence[Row], *, each: int = 5, unseen_games: Sequence[str
     return Split(train, test, [row for row in rows if row["game"] in unseen_games])
 
 
-LESSONS = 29  # key of the rows that are drawn as lessons
-
-
 def drawn(rows: Sequence[Row], n: int, ratio: float | None, seed: int) -> list[Row]:
-    """So many different rows, gold and others mixed as in the training stream; fewer where it has fewer. The order is
-    another than the stream's: RL would begin with the very rows that were imitated, and find nothing to learn in them.
+    """n different rows, or all where there are fewer; gold and others are mixed as in the training stream.
+
+    The order is not the stream's: RL would begin with the very rows that were imitated, and find nothing to learn.
     """
     gold = [ratio is None or is_gold(row) for row in rows]
     stream = RatioSampler(gold, ratio=ratio or 0.0, seed=fold(seed, LESSONS))

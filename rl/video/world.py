@@ -93,7 +93,7 @@ class FrameWorld(World):
             raise WorldFault(f"{self.name}: {str(action)[:80]!r} is no action; write {self.actions}")
         return numbers
 
-    def _told(self, before: np.ndarray, done: bool, success: bool) -> StepResult:
+    def _result(self, before: np.ndarray, done: bool, success: bool) -> StepResult:
         info = {"success": float(success), "action_is_effective": float((before != self.picture()).any())}
         return StepResult(self.render(), float(done and success), done, info)
 
@@ -123,7 +123,7 @@ class TableWorld(FrameWorld):
         before, numbers, scene = self.picture(), self._numbers(action), self._scene()
         scene.step(numbers)
         self.frame = scene.frame()
-        return self._told(before, bool(numbers[2] >= 0.5), scene.scene().success(self.task))
+        return self._result(before, bool(numbers[2] >= 0.5), scene.scene().success(self.task))
 
     def snapshot(self) -> Snapshot:
         self.picture()
@@ -166,7 +166,7 @@ class ImaginedTable(FrameWorld):
         except RuntimeError as error:
             raise WorldFault(f"the world model gave no frame: {error}") from error
         assert self.first is not None
-        return self._told(before, bool(numbers[2] >= 0.5), succeeded(self.task, self.picture(), self.first))
+        return self._result(before, bool(numbers[2] >= 0.5), succeeded(self.task, self.picture(), self.first))
 
     def snapshot(self) -> Snapshot:
         self.picture()

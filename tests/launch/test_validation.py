@@ -42,6 +42,8 @@ def test_a_stream_never_gives_rows_of_the_cut() -> None:
         (lambda: Validation(every=-1), "every"),
         (lambda: Vllm(colocated=True, tensor=2), "colocated"),
         (lambda: Vllm(sleep=1), "sleep"),
+        (lambda: Vllm(urls=["http://node6:8000", "node7:8000"]), "urls: 'node7:8000' is no address"),
+        (lambda: Vllm(urls=["https://node7:8000"]), "urls: "),  # connections are plain
         (lambda: Vllm(colocated=True, adapters_only=True, sleep=2), "sleep"),
         (lambda: Rollouts(sampler=Vllm(colocated=True), ahead=1), "takes turns"),
     ],

@@ -357,9 +357,16 @@ def test_a_prompt_of_pieces_that_no_start_has_gathered_is_shown_whole(tmp_path: 
     assert isinstance(shown, Shown) and shown.prompt_tokens is None and "</html>" in shown.prompt
 
 
-def test_what_many_stages_miss_is_said_once(tmp_path: Path) -> None:
-    lines = failures(recipe.load("spa-sokoban-1gpu", ("stages.start.folder=nowhere",)), tmp_path)
-    assert len(lines) == 1 and "start.folder: nowhere" in lines[0]
+@pytest.mark.parametrize(
+    ("folder", "message"), [("nowhere", "start.folder: nowhere"), ("file", "holds no config.json")]
+)
+def test_what_many_stages_miss_is_said_once(
+    folder: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()  # a folder that is none
+    lines = failures(recipe.load("spa-sokoban-1gpu", (f"stages.start.folder={folder}",)), tmp_path / "run")
+    assert len(lines) == 1 and message in lines[0]
 
 
 def test_arms_of_a_planner_have_no_environment_of_their_own() -> None:

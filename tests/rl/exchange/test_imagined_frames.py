@@ -42,7 +42,7 @@ class PaintedTable(FrameWorld):
         before, numbers = self.picture(), self._numbers(action)
         self.at = [self.at[0] + float(numbers[0]), self.at[1] + float(numbers[1])]
         self._draw()
-        return self._told(before, bool(numbers[2] >= 0.5), True)
+        return self._result(before, bool(numbers[2] >= 0.5), True)
 
     def snapshot(self) -> Snapshot:
         return {"at": self.at}

@@ -106,6 +106,18 @@ def test_a_refused_request_alone_is_no_loss_with_adapters_neither(server: Served
         sampler.generate(ASKED)
 
 
+def test_a_request_opens_a_connection_where_another_took_the_last_that_was_kept(server: Served) -> None:
+    class Taken(list):
+        """Says that it has one, as it did before another thread took it."""
+
+        def __bool__(self) -> bool:
+            return True
+
+    sampler = sampler_on(server)
+    sampler.targets[0].idle = Taken()
+    assert sampler.generate(ASKED)[0].ids == (5,)
+
+
 def test_a_stream_waits_for_the_owner_and_then_says_who_that_is(server: Served) -> None:
     server.version = None
     stream = Stream(sampler_on(server, request_s=60.0))

@@ -6,7 +6,6 @@ import functools
 import random
 import re
 import sqlite3
-from collections.abc import Callable
 from html import escape
 from typing import Any, ClassVar
 
@@ -18,7 +17,6 @@ STYLE = (
 )
 USER = "sam"
 PASSWORD = "harbour-7"  # of a made-up person on made-up sites
-Handler = Callable[..., Response]
 
 
 def link(href: str, text: str) -> str:

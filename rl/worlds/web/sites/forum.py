@@ -18,7 +18,7 @@ class Forum(Site):
     menu = (("/", "Posts"), ("/forums", "Forums"), ("/submit", "Submit"), (f"/user/{USER}", "My page"))
     schema = """
         CREATE TABLE posts(id INTEGER PRIMARY KEY, forum TEXT, author TEXT, title TEXT, body TEXT, votes INTEGER,
-            mine INTEGER DEFAULT 0);
+            my_vote INTEGER DEFAULT 0);
         CREATE TABLE comments(id INTEGER PRIMARY KEY, post INTEGER, author TEXT, text TEXT);
         CREATE TABLE subscriptions(forum TEXT PRIMARY KEY);
         CREATE TABLE people(name TEXT PRIMARY KEY, bio TEXT);
@@ -69,7 +69,7 @@ class Forum(Site):
 
     def _list(self, where: str, order: str, *values: str) -> str:
         rows = self.rows(
-            "SELECT p.id, p.forum, p.title, p.author, p.votes + p.mine AS votes, (SELECT COUNT(*) FROM comments c "
+            "SELECT p.id, p.forum, p.title, p.author, p.votes + p.my_vote AS votes, (SELECT COUNT(*) FROM comments c "
             f"WHERE c.post=p.id) AS comments FROM posts p {where} ORDER BY {order} LIMIT 10",
             *values,
         )
@@ -87,11 +87,11 @@ class Forum(Site):
         return self.page("All posts", self._sorting("/", sort) + self._list("", ORDERS.get(sort, "p.id DESC")))
 
     def forums(self, request: Request) -> Response:
-        mine = {f for (f,) in self.rows("SELECT forum FROM subscriptions")}
+        subscribed = {f for (f,) in self.rows("SELECT forum FROM subscriptions")}
         return self.page(
             "Forums",
             "<ul>"
-            + "".join(f"<li>{link(f'/f/{f}', f)}{' (subscribed)' if f in mine else ''}</li>" for f in TOPICS)
+            + "".join(f"<li>{link(f'/f/{f}', f)}{' (subscribed)' if f in subscribed else ''}</li>" for f in TOPICS)
             + "</ul>",
         )
 
@@ -120,11 +120,11 @@ class Forum(Site):
         return self.redirect(f"/f/{name}")
 
     def post(self, request: Request, name: str, number: str) -> Response:
-        row = self.one("SELECT author, title, body, votes, mine FROM posts WHERE id=? AND forum=?", number, name)
+        row = self.one("SELECT author, title, body, votes, my_vote FROM posts WHERE id=? AND forum=?", number, name)
         if row is None:
             return self.missing("There is no such post.")
-        author, title, body, votes, mine = row
-        state = {1: "vote-up", -1: "vote-down"}.get(mine, "vote-none")
+        author, title, body, votes, my_vote = row
+        state = {1: "vote-up", -1: "vote-down"}.get(my_vote, "vote-none")
         buttons = '<button name="way" value="1">Upvote</button><button name="way" value="-1">Downvote</button>'
         comments = self.rows("SELECT author, text FROM comments WHERE post=? ORDER BY id", number)
         lines = "".join(
@@ -135,7 +135,7 @@ class Forum(Site):
                 '<div class="submission__inner"><p>Posted by '
                 f"{link(f'/user/{author}', author)}</p><p>{escape(body)}</p></div>"
             ),
-            f'<div class="submission__vote"><p>{votes + mine} votes</p>'
+            f'<div class="submission__vote"><p>{votes + my_vote} votes</p>'
             f'<form class="{state}" action="/f/{name}/{number}/vote" method="post" '
             f'autocomplete="off">{buttons}</form></div>',
             f'<h2>{len(comments)} comments</h2><ul id="comments">{lines}</ul>',
@@ -147,7 +147,8 @@ class Forum(Site):
         way = request.form.get("way")
         if way not in ("1", "-1"):
             return self.missing("A vote goes up or down.")
-        self.run("UPDATE posts SET mine=CASE WHEN mine=? THEN 0 ELSE ? END WHERE id=?", int(way), int(way), number)
+        change = "UPDATE posts SET my_vote=CASE WHEN my_vote=? THEN 0 ELSE ? END WHERE id=?"
+        self.run(change, int(way), int(way), number)
         return self.redirect(f"/f/{name}/{number}")
 
     def comment(self, request: Request, name: str, number: str) -> Response:
