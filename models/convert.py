@@ -78,7 +78,7 @@ def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | Non
         return open_nemo(path)
     if base is None:
         raise ConfigError(f"{path}: a {chosen} source needs --base, the Hugging Face folder of the model it belongs to")
-    config = hf.read_config(base)
+    config, heads = hf.read_config(base), {}
     if chosen == "peft":
         tensors = formats.read_peft(path, formats.read_folder(base))
     elif chosen == "verl-fsdp":
@@ -86,12 +86,12 @@ def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | Non
     elif chosen == "verl-megatron":
         tensors = formats.read_verl_megatron(path, config)
     elif chosen == "bin" or (path / "pytorch_model.bin").exists():
-        tensors = formats.read_bin(path if path.is_file() else path / "pytorch_model.bin")
+        file = path if path.is_file() else path / "pytorch_model.bin"
+        tensors, heads = formats.read_bin(file), formats.twin_heads(file)
     else:
         tensors = formats.read_safetensors(path)
     formats.check_complete(tensors, config, path)
     family = FAMILIES[config.family]
-    heads = formats.twin_heads(path) if chosen == "bin" and "critic" in path.name else {}
     return Source(
         chosen,
         path,
