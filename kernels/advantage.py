@@ -12,6 +12,7 @@ import torch
 
 from .dispatch import use_triton
 
+EPS = 1e-6  # added to a group's std
 METHODS = ("identity", "mean", "mean_std", "leave_one_out", "uniform_std", "asym_clip")
 
 
@@ -67,29 +68,23 @@ def group_advantage(
     group_ids: torch.Tensor | Sequence[Hashable] | None,
     *,
     method: str = "mean_std",
-    eps: float = 1e-6,
     valid_S: torch.Tensor | None = None,
-    singleton: str = "zero",
     gather: Callable[[Any], list[Any]] = lambda value: [value],
 ) -> torch.Tensor:
     """Advantage of every sample relative to its group (a prompt, a tag, or with None the whole batch), fp32.
 
-    Invalid samples take no part in the statistics and get 0. A group with one valid sample has no baseline: `singleton`
-    gives 0 (`zero`) or keeps its reward (`raw`, as published). A group lies on one rank; `gather` returns every rank's
-    value, for the scale of `uniform_std`. On a GPU a reward that is not finite makes its group NaN, where a CPU raises.
+    Invalid samples take no part in the statistics and get 0. A group with one valid sample has no baseline: it gets 0.
+    A group lies on one rank; `gather` returns every rank's value, for the scale of `uniform_std`. On a GPU a reward
+    that is not finite makes its group NaN, where a CPU raises.
     """
     if method not in METHODS:
         raise ValueError(f"group_advantage method must be one of {', '.join(METHODS)}, not {method!r}")
-    if singleton not in ("raw", "zero"):
-        raise ValueError(f"singleton must be raw or zero, not {singleton!r}")
     rewards_S = torch.as_tensor(rewards_S)
     index_S = _group_index(group_ids, len(rewards_S))
     if use_triton(rewards_S):
         from .triton.advantage import triton_group_advantage
 
-        return triton_group_advantage(
-            rewards_S, index_S, valid_S, method=method, eps=eps, raw=singleton == "raw", gather=gather
-        )
+        return triton_group_advantage(rewards_S, index_S, valid_S, method=method, gather=gather)
     device = rewards_S.device
     value_S, valid_S = _checked(rewards_S, valid_S)
     count_G, mean_G, std_G = _group_moments(value_S, index_S, valid_S)
@@ -101,14 +96,13 @@ def group_advantage(
     elif method == "leave_one_out":
         result_S = centred_S * count_S / (count_S - 1).clamp_min(1)
     elif method == "uniform_std":
-        result_S = centred_S / (mean_group_std(std_G, count_G > 1, gather) + eps)
+        result_S = centred_S / (mean_group_std(std_G, count_G > 1, gather) + EPS)
     else:
-        result_S = centred_S / (std_G[index_S] + eps)
+        result_S = centred_S / (std_G[index_S] + EPS)
         if method == "asym_clip":
             result_S = result_S.clamp(-1.0, 3.0)
     if method != "identity":
-        alone = value_S if singleton == "raw" else torch.zeros_like(value_S)
-        result_S = torch.where(count_S == 1, alone, result_S)
+        result_S = torch.where(count_S == 1, torch.zeros_like(value_S), result_S)
     return torch.where(valid_S, result_S, torch.zeros_like(result_S)).float().to(device)
 
 
@@ -126,25 +120,20 @@ def variance_filter(
     rewards_S: torch.Tensor,
     group_ids: torch.Tensor | Sequence[Hashable],
     *,
-    keep: float = 1.0,
-    reverse: bool = False,
-    min_std: float | None = None,
+    keep: float,
     valid_S: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Mask of the samples whose group is kept: the `keep` share of groups with the largest reward std (smallest if
-    `reverse`), and of those only groups with std above `min_std`. Ties go to the earlier group. Pass raw rewards:
-    normalised ones hide the variance.
+    """Mask of the samples whose group is kept: the `keep` share of groups with the largest reward std, at least one.
+    Ties go to the earlier group. Pass raw rewards: normalised ones hide the variance.
     """
     if not 0 < keep <= 1:
         raise ValueError(f"variance_filter keep must be in (0, 1], not {keep}")
     value_S, valid_S = _checked(rewards_S, valid_S)
     index_S = _group_index(group_ids, len(value_S))
     _, _, std_G = _group_moments(value_S, index_S, valid_S)
-    order_G = torch.argsort(std_G, descending=not reverse, stable=True)
+    order_G = torch.argsort(std_G, descending=True, stable=True)
     kept_G = torch.zeros(len(std_G), dtype=torch.bool)
-    kept_G[order_G[: int(keep * len(std_G))]] = True
-    if min_std is not None:
-        kept_G &= std_G > min_std
+    kept_G[order_G[: max(1, int(keep * len(std_G)))]] = True
     return kept_G[index_S] & valid_S
 
 
@@ -163,11 +152,10 @@ def _checked_rows(rewards, values, mask, lengths):
     return mask
 
 
-def reference_gae(rewards_BT, values_BT, mask_BT, *, gamma, lam, bootstrap_B=None, reset_BT=None):
+def reference_gae(rewards_BT, values_BT, mask_BT, *, gamma, lam, reset_BT=None):
     """The recursion as a loop over tokens; a reset token is the last of its own segment."""
     advantage_BT = torch.zeros_like(values_BT)
-    carry_B = torch.zeros_like(values_BT[:, 0])
-    next_B = carry_B if bootstrap_B is None else bootstrap_B.to(values_BT.dtype)
+    carry_B = next_B = torch.zeros_like(values_BT[:, 0])
     for t in range(values_BT.shape[1] - 1, -1, -1):
         on_B = mask_BT[:, t]
         if reset_BT is not None:
@@ -211,24 +199,23 @@ def gae(
     *,
     gamma: float = 1.0,
     lam: float = 1.0,
-    bootstrap_B: torch.Tensor | None = None,
     lengths: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(advantages, returns) over the tokens of `mask`; masked tokens (prompts, observations) pass the carry through and
     get 0.
 
-    All are [B, T], or [N] with the `lengths` of the rows that lie end to end. `bootstrap_B` is the value after a row's
-    last token, for truncated episodes. On a GPU a reward on a masked token makes it NaN, where a CPU raises.
+    All are [B, T], or [N] with the `lengths` of the rows that lie end to end. On a GPU a reward on a masked token makes
+    it NaN, where a CPU raises.
     """
     mask = _checked_rows(rewards, values, mask, lengths)
-    return _gae(rewards, values, mask, lengths, gamma=gamma, lam=lam, bootstrap_B=bootstrap_B)
+    return _gae(rewards, values, mask, lengths, gamma=gamma, lam=lam)
 
 
 def bilevel_gae(
     rewards: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor,
-    turn_end: torch.Tensor | None = None,
+    turn_end: torch.Tensor,
     *,
     gamma: float = 1.0,
     lam: float = 1.0,
@@ -237,14 +224,10 @@ def bilevel_gae(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(advantages, returns): GAE over turn ends first, whose result becomes each turn's reward for GAE over its tokens.
     Shapes as `gae`.
-
-    Without `turn_end` every token with a reward is a turn end (as published), which overlooks turns whose reward is
-    exactly 0.
     """
     mask = _checked_rows(rewards, values, mask, lengths)
-    end = (rewards != 0) if turn_end is None else turn_end.bool()
-    end = end & mask
-    if turn_end is not None and not rewards.is_cuda and bool((rewards[~end] != 0).any()):
+    end = turn_end.bool() & mask
+    if not rewards.is_cuda and bool((rewards[~end] != 0).any()):
         raise ValueError("a reward lies on a token that turn_end does not mark")
     zero = torch.zeros_like(rewards)
     _, target = _gae(torch.where(end, rewards, zero), values, end, lengths, gamma=high_level_gamma, lam=lam)

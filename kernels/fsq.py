@@ -48,7 +48,7 @@ def reference_fsq_dequantize(index_N: torch.Tensor, levels: Sequence[int]) -> to
 
 def fsq_dequantize(index_N: torch.Tensor, levels: Sequence[int]) -> torch.Tensor:
     """fp32 codes of the indices; an index outside the codebook raises on CPU and gives NaN on CUDA."""
-    if index_N.is_cuda or use_triton(index_N):
+    if use_triton(index_N):
         from .triton.fsq import triton_fsq_dequantize
 
         return triton_fsq_dequantize(index_N, tuple(levels))

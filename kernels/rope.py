@@ -11,13 +11,10 @@ import torch
 from .dispatch import use_triton
 
 
-def rope_table(
-    positions: int, rotated: int, *, theta: float = 10000.0, inv_freq: torch.Tensor | None = None
-) -> torch.Tensor:
-    """[P, R] fp32: R/2 cosines, then R/2 sines; `inv_freq` overrides the plain frequencies (scaled variants)."""
-    if inv_freq is None:
-        inv_freq = theta ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
-    angle = torch.arange(positions, dtype=torch.float64)[:, None] * inv_freq.double().cpu()[None, :]
+def rope_table(positions: int, rotated: int, *, theta: float = 10000.0) -> torch.Tensor:
+    """[P, R] fp32: R/2 cosines, then R/2 sines."""
+    inverse_h = theta ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
+    angle = torch.arange(positions, dtype=torch.float64)[:, None] * inverse_h[None, :]
     return torch.cat([angle.cos(), angle.sin()], dim=1).float()
 
 

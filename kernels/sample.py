@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from .dispatch import use_triton
 
 LARGE_VOCAB = 4096
+CHUNK = 512  # tokens of a large vocabulary that are summed at once
 
 
 def inverse_cdf(logp_BV: torch.Tensor, u_B: torch.Tensor) -> torch.Tensor:
@@ -25,12 +26,12 @@ def inverse_cdf(logp_BV: torch.Tensor, u_B: torch.Tensor) -> torch.Tensor:
     return torch.minimum(index, last)
 
 
-def _inverse_cdf_in_chunks(logp_BV: torch.Tensor, u_B: torch.Tensor, chunk: int = 512) -> torch.Tensor:
+def _inverse_cdf_in_chunks(logp_BV: torch.Tensor, u_B: torch.Tensor) -> torch.Tensor:
     """The same choice for large vocabularies: the chunk by its sum, then the token within it, without a cumulative
     sum over all.
     """
     rows, vocab = logp_BV.shape
-    p_BCK = F.pad(logp_BV, (0, -vocab % chunk), value=-torch.inf).exp().view(rows, -1, chunk)
+    p_BCK = F.pad(logp_BV, (0, -vocab % CHUNK), value=-torch.inf).exp().view(rows, -1, CHUNK)
     sums_BC = p_BCK.sum(-1, dtype=torch.float64)
     total_BC = sums_BC.cumsum(-1)
     target_B1 = u_B[:, None] * total_BC[:, -1:]
@@ -39,11 +40,11 @@ def _inverse_cdf_in_chunks(logp_BV: torch.Tensor, u_B: torch.Tensor, chunk: int 
     last_B1 = torch.where(sums_BC > 0, number_BC, 0).amax(-1, keepdim=True)
     chosen_B1 = torch.minimum(torch.searchsorted(total_BC, target_B1, right=True), last_B1)
     rest_B1 = target_B1 - (total_BC - sums_BC).gather(1, chosen_B1)
-    inner_BK = p_BCK.gather(1, chosen_B1[..., None].expand(-1, -1, chunk)).squeeze(1)
-    place_BK = torch.arange(chunk, device=logp_BV.device)
+    inner_BK = p_BCK.gather(1, chosen_B1[..., None].expand(-1, -1, CHUNK)).squeeze(1)
+    place_BK = torch.arange(CHUNK, device=logp_BV.device)
     last_B1 = torch.where(inner_BK > 0, place_BK, 0).amax(-1, keepdim=True)
     found_B1 = torch.minimum(torch.searchsorted(inner_BK.double().cumsum(-1), rest_B1, right=True), last_B1)
-    return (chosen_B1 * chunk + found_B1).squeeze(1)
+    return (chosen_B1 * CHUNK + found_B1).squeeze(1)
 
 
 Cuts = tuple[torch.Tensor, torch.Tensor]  # (top_k int64, 0 for all; top_p fp32, 1 for all) of every row

@@ -27,6 +27,7 @@ from ..core.mcore.params import EMBEDDING, Shard
 from . import formats, hf
 from .config import ModelConfig
 from .families import FAMILIES, from_hf, parameter_names
+from .families.base import VOCABULARIES
 from .folder import write_proof
 from .hub import resolve
 from .lora import LoraConfig, write_peft
@@ -69,7 +70,7 @@ def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | Non
     if chosen == "hf":
         config = hf.read_config(path)
         source, files = hf.weight_source(path, config)
-        hf.check_all_used(files, config, chatglm=hf.read_json(path / "config.json").get("model_type") == "chatglm")
+        hf.check_all_used(files, config)
         return Source("hf", path, config, source, carry_from=path)
     if chosen == "nemo":
         from .nemo import open_nemo
@@ -77,7 +78,7 @@ def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | Non
         return open_nemo(path)
     if base is None:
         raise ConfigError(f"{path}: a {chosen} source needs --base, the Hugging Face folder of the model it belongs to")
-    config = hf.read_config(base)
+    config, heads = hf.read_config(base), {}
     if chosen == "peft":
         tensors = formats.read_peft(path, formats.read_folder(base))
     elif chosen == "verl-fsdp":
@@ -85,12 +86,12 @@ def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | Non
     elif chosen == "verl-megatron":
         tensors = formats.read_verl_megatron(path, config)
     elif chosen == "bin" or (path / "pytorch_model.bin").exists():
-        tensors = formats.read_bin(path if path.is_file() else path / "pytorch_model.bin")
+        file = path if path.is_file() else path / "pytorch_model.bin"
+        tensors, heads = formats.read_bin(file), formats.twin_heads(file)
     else:
         tensors = formats.read_safetensors(path)
     formats.check_complete(tensors, config, path)
     family = FAMILIES[config.family]
-    heads = formats.twin_heads(path) if chosen == "bin" and "critic" in path.name else {}
     return Source(
         chosen,
         path,
@@ -202,7 +203,7 @@ def from_any(
 
 def _prove_checkpoint(source: Source, written: Source) -> dict[str, Any]:
     logits = own_logits(written, torch.float32)
-    if source.kind == "hf" and hf.read_json(source.path / "config.json").get("model_type") != "chatglm":
+    if source.kind == "hf" and not hf.is_chatglm(source.path):
         theirs = hf.transformers_logits(source.path, hf.proof_batch(source.config), written.path)
     else:
         with tempfile.TemporaryDirectory(dir=written.path) as scratch:
@@ -242,6 +243,6 @@ def own_logits(source: Source, dtype: torch.dtype) -> torch.Tensor:
 
 def _rounded(source: Source, name: str, layer: int, dtype: torch.dtype) -> torch.Tensor | None:
     """Layer `layer` of the source in the place of the only one; embedding and head are not asked for."""
-    if name in (EMBEDDING, "output_layer.weight"):
+    if name in VOCABULARIES:
         return None
     return weight(source, name.replace("layers.0.", f"layers.{layer}.", 1)).to(dtype).float()

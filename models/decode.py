@@ -70,13 +70,12 @@ def decode_weights(named: Mapping[str, torch.Tensor], config: ModelConfig) -> De
 
 
 class KVCache:
-    """Keys and values of every layer, B rows of C positions, and how many positions of each row are filled."""
+    """Keys and values of every layer, B rows of C positions."""
 
     def __init__(self, config: ModelConfig, rows: int, length: int, like: torch.Tensor) -> None:
         shape = (config.layers, rows, config.kv_heads, length, config.head_dim)
         self.k = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.v = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        self.lengths_B = torch.zeros(rows, dtype=torch.int64, device=like.device)
         self.chosen: list[torch.Tensor] = []  # of the last pass: the experts (B x S, K) of each layer
 
     def noted(self, rows: int) -> torch.Tensor:
@@ -86,7 +85,7 @@ class KVCache:
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep only these rows, in this order."""
-        self.k, self.v, self.lengths_B = self.k[:, rows], self.v[:, rows], self.lengths_B[rows]
+        self.k, self.v = self.k[:, rows], self.v[:, rows]
 
 
 class Decoder:
@@ -105,30 +104,19 @@ class Decoder:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
 
     @torch.no_grad()
-    def forward(self, ids_BS: torch.Tensor, cache: KVCache, *, same_start: int | None = None) -> torch.Tensor:
-        """Append S tokens to every row and return their hidden states after the final norm.
-
-        `same_start` says that all rows hold that many positions, which allows plain slices instead of per-row indexing.
+    def forward(self, ids_BS: torch.Tensor, cache: KVCache, start: int = 0) -> torch.Tensor:
+        """Append S tokens to every row, all of which hold `start` positions, and return their hidden states after the
+        final norm.
         """
         c, w = self.config, self.weights
         rows, new = ids_BS.shape
-        device = ids_BS.device
-        start_B = cache.lengths_B
-        if same_start is not None:
-            place = slice(same_start, same_start + new)
-            end = same_start + new
-            cos, sin = self.cos_C1R[place], self.sin_C1R[place]
-            mask = None
-            if same_start and new > 1:
-                mask = (
-                    torch.arange(end, device=device)[None, :] <= torch.arange(same_start, end, device=device)[:, None]
-                )
-        else:
-            positions_BS = start_B[:, None] + torch.arange(new, device=device)
-            end = int(positions_BS.max()) + 1
-            cos, sin = self.cos_C1R[positions_BS], self.sin_C1R[positions_BS]
-            mask = (torch.arange(end, device=device) <= positions_BS[..., None])[:, None]
-            row_index = torch.arange(rows, device=device)[:, None]
+        end = start + new
+        place = slice(start, end)
+        cos, sin = self.cos_C1R[place], self.sin_C1R[place]
+        mask = None
+        if start and new > 1:
+            position_C = torch.arange(end, device=ids_BS.device)
+            mask = position_C[None, :] <= position_C[place, None]
         x = w.embedding[ids_BS]
         cache.chosen = []
         per_group = c.heads // c.kv_heads
@@ -142,12 +130,8 @@ class Decoder:
             q = rotate(q, cos, sin, c.rotary_interleaved).transpose(1, 2)
             k = rotate(k, cos, sin, c.rotary_interleaved).transpose(1, 2)
             v = v.transpose(1, 2)
-            if same_start is not None:
-                cache.k[index][:, :, place], cache.v[index][:, :, place] = k, v
-            else:
-                cache.k[index][row_index, :, positions_BS] = k.transpose(1, 2)
-                cache.v[index][row_index, :, positions_BS] = v.transpose(1, 2)
-            if new == 1 and mask is None:  # a group's queries read its keys once
+            cache.k[index][:, :, place], cache.v[index][:, :, place] = k, v
+            if new == 1:  # a group's queries read its keys once
                 q = q.reshape(rows, c.kv_heads, per_group, c.head_dim)
             o = F.scaled_dot_product_attention(
                 q,
@@ -166,5 +150,4 @@ class Decoder:
                 continue
             gate, up = F.linear(normed, layer.mlp[0]).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, layer.mlp[1])
-        cache.lengths_B = start_B + new
         return self._norm(x, w.final_norm)

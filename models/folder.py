@@ -46,7 +46,6 @@ class HFFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.bytes_read = 0  # of tensors
         self._where: dict[str, Any] = {}
         for name in weight_files(folder):
             handle = _Pickled(folder / name) if name.endswith(".bin") else open_safetensors(folder / name)
@@ -60,7 +59,7 @@ class HFFolder:
         """One tensor; one that is not as the proof states it is a StorageError."""
         if name not in self._where:
             raise ConfigError(f"{self.folder}: has no tensor '{name}'")
-        tensor = self._counted(self._where[name].get_tensor(name))
+        tensor = self._where[name].get_tensor(name)
         proven = self.proven.get(name)
         if proven is not None and not same_tensor(tensor, proven):
             raise StorageError(f"{self.folder}: tensor '{name}' is not the proven one; {_REMEDY}")
@@ -74,19 +73,11 @@ class HFFolder:
 
     def rows_of(self, name: str, low: int, high: int) -> torch.Tensor:
         """Rows of a tensor; no proof speaks of them alone."""
-        return self._counted(self._where[name].get_slice(name)[low:high])
+        return self._where[name].get_slice(name)[low:high]
 
     def columns_of(self, name: str, low: int, high: int) -> torch.Tensor:
         """Columns of a matrix; likewise."""
-        return self._counted(self._where[name].get_slice(name)[:, low:high])
-
-    def _counted(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.bytes_read += tensor.numel() * tensor.element_size()
-        return tensor
-
-    def rows(self, name: str) -> int | None:
-        """The first dimension of a tensor, which is not read for it; None where there is none."""
-        return int(self._where[name].get_slice(name).get_shape()[0]) if name in self._where else None
+        return self._where[name].get_slice(name)[:, low:high]
 
     def names(self) -> set[str]:
         return set(self._where)

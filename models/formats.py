@@ -119,13 +119,17 @@ def read_bin(path: Path) -> HFTensors:
 
 
 def twin_heads(path: Path) -> dict[str, torch.Tensor]:
-    """The two value heads of WebRL's `pytorch_critic.bin`, under the names of our twin heads."""
+    """The two value heads of WebRL's `pytorch_critic.bin`, under the names of our twin heads; {} for a file that has
+    none and is not called a critic.
+    """
     state = {plain_name(k): v for k, v in load_pickle(path).items()}
     found: dict[str, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in state.items():
         match = re.search(r"(?:^|\.)([A-Za-z_]*?)([12])\.(\d+)\.(weight|bias)$", name)
         if match and "layers" not in name:
             found.setdefault(match[2], []).append((f"{match[3]}.{match[4]}", tensor))
+    if not found and "critic" not in path.name:
+        return {}
     if set(found) != {"1", "2"} or any(len(parts) != 6 for parts in found.values()):
         raise ConfigError(f"{path}: has no two value heads of three linear layers each")
     return {

@@ -22,7 +22,7 @@ from ..core.batch import PackedBatch
 from ..core.errors import ConfigError, NumericsError, StorageError
 from ..core.files import make_folder, read_json, save_tensors, write_json
 from .config import ModelConfig
-from .families import FAMILIES, from_hf, hf_names, read_config, to_hf, write_hf_config
+from .families import FAMILIES, from_hf, hf_names, parameter_names, read_config, to_hf, write_hf_config
 from .families.base import VOCABULARIES, Tensors, check_hf, qkv_runs
 from .families.gemma import layer_types
 from .families.glm import chatglm_name, from_chatglm
@@ -43,12 +43,11 @@ def weight_source(folder: str | Path, config: ModelConfig) -> tuple[Callable[[st
     """A function from global names to full tensors, reading a Hugging Face folder lazily."""
     files = HFFolder(Path(folder))
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        if files.rows(name) not in (None, config.vocab):
+        if name in files.names() and (rows := files.shape(name)[0]) != config.vocab:
             raise ConfigError(
-                f"{Path(folder) / 'config.json'}: vocab_size is {config.vocab}, but '{name}' has {files.rows(name)} "
-                "rows"
+                f"{Path(folder) / 'config.json'}: vocab_size is {config.vocab}, but '{name}' has {rows} rows"
             )
-    if read_json(Path(folder) / "config.json").get("model_type") == "chatglm":
+    if is_chatglm(files.folder):
         return lambda name: from_chatglm(config, name, files.get), files
     family = FAMILIES[config.family]
     return lambda name: from_hf(family, config, name, files.get), files
@@ -58,13 +57,12 @@ def import_hf(engine: Engine, folder: str | Path) -> None:
     """Load a Hugging Face folder's weights into an engine built for the same model."""
     theirs = require_same(folder, engine.build.model)  # type: ignore[attr-defined]
     source, files = weight_source(folder, theirs)
-    chatglm = read_json(Path(folder) / "config.json").get("model_type") == "chatglm"
     # a tensor that a proof states is read whole, to be held against it
-    if chatglm or files.proven:
+    if is_chatglm(files.folder) or files.proven:
         engine.load_weights(lambda name: None if is_added(name) else source(name))
     else:
         engine.load_weights(lambda name: None if is_added(name) else InFolder(files, theirs, name))
-    check_all_used(files, theirs, chatglm)
+    check_all_used(files, theirs)
 
 
 @dataclass(frozen=True)
@@ -135,14 +133,18 @@ def same_setting(ours: Any, theirs: Any) -> bool:
     return ours == theirs
 
 
-def check_all_used(files: HFFolder, config: ModelConfig, chatglm: bool = False) -> None:
-    """Refuse a folder with tensors that no part of the model corresponds to: they would be lost without a word."""
-    from .families import parameter_names
+def is_chatglm(folder: Path) -> bool:
+    """Whether a folder has the older names of GLM."""
+    return read_json(folder / "config.json").get("model_type") == "chatglm"
 
-    family = FAMILIES[config.family]
-    known = {
-        hf for name in parameter_names(config) for hf in ([chatglm_name(name)] if chatglm else hf_names(family, name))
-    }
+
+def check_all_used(files: HFFolder, config: ModelConfig) -> None:
+    """Refuse a folder with tensors that no part of the model corresponds to: they would be lost without a word."""
+    names = parameter_names(config)
+    if is_chatglm(files.folder):
+        known = {chatglm_name(name) for name in names}
+    else:
+        known = {hf for name in names for hf in hf_names(FAMILIES[config.family], name)}
     check_left(files.names() - known, config, files.get, files.folder)
 
 
@@ -195,7 +197,7 @@ def write_folder(
     for i, name in enumerate(names):
         (folder / f"part-{i + 1:05d}.safetensors").rename(folder / name)
     if not single:
-        total = sum(int(torch.tensor(s["shape"]).prod()) * (4 if dtype == "fp32" else 2) for s in stated.values())
+        total = sum(math.prod(s["shape"]) * (4 if dtype == "fp32" else 2) for s in stated.values())
         mapping = {tensor: file for tensors_, file in zip(files, names, strict=True) for tensor in tensors_}
         write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": mapping})
     if carry_from is not None:

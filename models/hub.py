@@ -5,6 +5,7 @@ card and proof.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +34,23 @@ def resolve(model: str | Path) -> Path:
     if match is None:
         raise ConfigError(f"{model}: neither a folder nor a pinned hub id (owner/name@40-digit commit)")
     from huggingface_hub import snapshot_download
+
+    patterns = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+    return Path(_fetch(snapshot_download, match, allow_patterns=patterns))
+
+
+def _fetch(download: Callable[..., str], named: re.Match[str], **wanted: Any) -> str:
+    """What of a pinned hub id is in the local cache, else from the hub."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    wanted: dict[str, Any] = {
-        "repo_id": match["repo"],
-        "revision": match["revision"],
-        "allow_patterns": ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"],
-    }
+    wanted |= {"repo_id": named["repo"], "revision": named["revision"]}
     try:
-        return Path(snapshot_download(**wanted, local_files_only=True))
+        return download(**wanted, local_files_only=True)
     except LocalEntryNotFoundError:
         try:
-            return Path(snapshot_download(**wanted))
+            return download(**wanted, etag_timeout=ANSWER_S)
         except Exception as error:
-            raise ConfigError(f"{model}: not in the local cache, and the hub cannot be reached ({error})") from error
+            raise ConfigError(f"{named[0]}: not in the local cache, and the hub cannot be reached ({error})") from error
 
 
 def pin(model: str) -> str:
@@ -77,16 +81,8 @@ def sizes_of(model: str) -> ModelConfig:
     if match is None:
         return read_config(resolve(model))
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    wanted: dict[str, Any] = {"repo_id": match["repo"], "revision": match["revision"], "filename": "config.json"}
-    try:
-        return read_config(hf_hub_download(**wanted, local_files_only=True))
-    except LocalEntryNotFoundError:
-        try:
-            return read_config(hf_hub_download(**wanted, etag_timeout=ANSWER_S))
-        except Exception as error:
-            raise ConfigError(f"{model}: not in the local cache, and the hub cannot be reached ({error})") from error
+    return read_config(_fetch(hf_hub_download, match, filename="config.json"))
 
 
 def model_card(folder: Path, repo: str, base: str | None = None, notes: str = "") -> str:

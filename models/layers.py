@@ -54,9 +54,13 @@ class PackedInput:
     balance: Balance | None = None
     qkv_format: str = "sbhd"
 
+    def table(self, sliding: bool) -> torch.Tensor:
+        """The table of a layer."""
+        return self.local_T2R if sliding and self.local_T2R is not None else self.table_T2R
+
     def rotate(self, x_THD: torch.Tensor, sliding: bool = False) -> torch.Tensor:
         """Queries or keys turned by their tokens' positions."""
-        table_T2R = self.local_T2R if sliding and self.local_T2R is not None else self.table_T2R
+        table_T2R = self.table(sliding)
         if x_THD.is_cuda and not self.interleaved:
             return kernels.rope(x_THD, table_T2R, self.rows_T)
         cos_T1R, sin_T1R = table_T2R.to(x_THD.dtype)[:, None, :].chunk(2, -1)
@@ -134,6 +138,10 @@ class GeluMLP(MLP):
         return self.linear_fc2(F.gelu(gate, approximate="tanh") * up)
 
 
+def _context_group(config: Any) -> Any:
+    return parallel_state.get_context_parallel_group() if config.context_parallel_size > 1 else None
+
+
 class PackedAttention(MegatronModule):
     """Megatron's core attention slot: rotary embedding, then attention within documents."""
 
@@ -146,10 +154,7 @@ class PackedAttention(MegatronModule):
     ):
         packed: PackedInput = packed_seq_params
         query, key, value = packed.rotate(query.squeeze(1)), packed.rotate(key.squeeze(1)), value.squeeze(1)
-        context_group: Any = (
-            parallel_state.get_context_parallel_group() if self.config.context_parallel_size > 1 else None
-        )
-        out_THD = packed_attention(query, key, value, packed.layout, self.scale, context_group)
+        out_THD = packed_attention(query, key, value, packed.layout, self.scale, _context_group(self.config))
         return out_THD.reshape(out_THD.shape[0], 1, -1)
 
 
@@ -192,19 +197,15 @@ class PackedSelfAttention(SelfAttention):
         every: Any = self.config.window_attn_skip_freq
         sliding = is_layer_window_attention(window, every, self.layer_number)
         if self.q_layernorm is None and not packed.interleaved:
-            query, key, value = kernels.qkv_rope(x_TC, bias, packed.table_T2R, heads, groups)
+            query, key, value = kernels.qkv_rope(x_TC, bias, packed.table(sliding), heads, groups)
         else:
             query, key, value = kernels.cut_heads(x_TC, bias, heads, groups)
             if self.q_layernorm is not None and self.k_layernorm is not None:
                 query, key = self.q_layernorm(query), self.k_layernorm(key)
             query, key = packed.rotate(query, sliding), packed.rotate(key, sliding)
-        context_group: Any = (
-            parallel_state.get_context_parallel_group() if self.config.context_parallel_size > 1 else None
-        )
         seen = window[0] + 1 if sliding else 0
-        return packed_attention(
-            query, key, value, packed.layout, self.config.softmax_scale, context_group, seen
-        ).flatten(1)
+        scale, context_group = self.config.softmax_scale, _context_group(self.config)
+        return packed_attention(query, key, value, packed.layout, scale, context_group, seen).flatten(1)
 
 
 class Layer(TransformerLayer):
@@ -249,22 +250,20 @@ class Layer(TransformerLayer):
         """
         if self.config.tensor_model_parallel_size > 1 or not isinstance(self.mlp, GatedMLP) or is_batch_invariant():
             return False
-        attention: Any = self.self_attention
-        linears = (attention.linear_qkv, attention.linear_proj, self.mlp.linear_fc1, self.mlp.linear_fc2)
-        return not any("lora" in linear._modules for linear in linears)
+        return not any("lora" in linear._modules for linear in self._linears())
 
-    def _weights(self) -> tuple[Any, Any, Any, Any]:
+    def _linears(self) -> tuple[Any, Any, Any, Any]:
+        """Those of a dense layer."""
         attention: Any = self.self_attention
         mlp: Any = self.mlp
-        linears = (attention.linear_qkv, attention.linear_proj, mlp.linear_fc1, mlp.linear_fc2)
-        return tuple(linear.weight for linear in linears)  # type: ignore[return-value]
+        return attention.linear_qkv, attention.linear_proj, mlp.linear_fc1, mlp.linear_fc2
 
     def cast_weights(self) -> None:
         """Make the fp8 copies, where there are any, from the weights as they are now."""
         if self.low is not None:
             places = (self.low.qkv, self.low.out, self.low.up, self.low.down)
-            for place, weight in zip(places, self._weights(), strict=True):
-                place.cast(weight)
+            for place, linear in zip(places, self._linears(), strict=True):
+                place.cast(linear.weight)
 
     def _by_halves(self, hidden: torch.Tensor, packed: PackedInput) -> torch.Tensor:
         attention: Any = self.self_attention
@@ -274,7 +273,7 @@ class Layer(TransformerLayer):
             if self.low is None
             else (fp8.before_attention, fp8.after_attention, (self.low,))
         )
-        qkv, out, up, down = self._weights()
+        qkv, out, up, down = (linear.weight for linear in self._linears())
         x_TC, residual_TH = before(hidden.squeeze(1), first.weight, qkv, first.eps, *low)
         attended_TA = attention.attend(x_TC, attention.linear_qkv.bias, packed)
         return after(attended_TA, residual_TH, out, second.weight, up, down, second.eps, *low)[:, None]

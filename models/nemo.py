@@ -19,6 +19,7 @@ from ..core.files import make_folder, whole_folder, write_atomic
 from .config import ModelConfig, RopeScaling
 from .dcp import DistributedTensors
 from .families import parameter_names
+from .families.base import VOCABULARIES
 from .source import Source, one_rank, weight
 
 _FUSED = {
@@ -170,7 +171,7 @@ def open_nemo(folder: Path) -> Source:
                     f"{folder}: '{key}' has {full.shape[0]} layers, context/model.yaml says {config.layers}"
                 )
             full = full[layer]
-        if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+        if name in VOCABULARIES:
             full = full[: config.vocab]
             full = torch.nn.functional.pad(full, (0, 0, 0, config.padded_vocab - full.shape[0]))
         return full

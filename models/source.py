@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,25 +51,22 @@ def weight(source: Source, name: str) -> torch.Tensor:
     return dict(merged(parts, source.config, source.lora))[name]
 
 
-class one_rank:
+@contextmanager
+def one_rank() -> Iterator[None]:
     """A world of one rank, where the process has none yet."""
+    from ..core.mcore import setup, shim
 
-    def __enter__(self) -> None:
-        from ..core.mcore import setup, shim
-
-        self.own = not dist.is_initialized()
-        if not self.own and dist.get_world_size() > 1:
-            raise ConfigError("conversion runs in one process; start it without torchrun")
-        if not torch.cuda.is_available():
-            shim.install()
-        if self.own:
-            self.folder = tempfile.mkdtemp()
-            setup.start_process_group(init_method=f"file://{self.folder}/store", rank=0, world=1)
-
-    def __exit__(self, *_: object) -> None:
-        from ..core.mcore import setup
-
-        if self.own:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        raise ConfigError("conversion runs in one process; start it without torchrun")
+    if not torch.cuda.is_available():
+        shim.install()
+    if dist.is_initialized():
+        yield
+        return
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        setup.start_process_group(init_method=f"file://{folder}/store", rank=0, world=1)
+        try:
+            yield
+        finally:
             setup.stop_parallel()
             dist.destroy_process_group()
-            shutil.rmtree(self.folder, ignore_errors=True)

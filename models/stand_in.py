@@ -68,7 +68,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
             shutil.copyfile(source / name, folder / name)
 
 
-def write_weights(config: ModelConfig, folder: Path, seed: int = 0) -> None:
+def write_weights(config: ModelConfig, folder: Path) -> None:
     """Fresh fp32 weights and config.json, as transformers itself writes them. What ends an answer stays as the folder's
     tokenizer has it: the family's own ids would lie outside a small vocabulary."""
     import torch
@@ -84,7 +84,7 @@ def write_weights(config: ModelConfig, folder: Path, seed: int = 0) -> None:
         hf_config.pop("model_type"), **{k: v for k, v in hf_config.items() if k not in ("torch_dtype", "dtype")}
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         AutoModelForCausalLM.from_config(theirs, dtype=torch.float32).save_pretrained(folder)
     said.unlink(missing_ok=True)  # transformers writes one of its own
     if kept is not None:

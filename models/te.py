@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from .layers import PackedInput
+from .layers import GatedMLP, PackedAttention, PackedInput
 
 
 @cache
@@ -27,8 +27,6 @@ def te_layer_spec(config):
     batches, not documents.
     """
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
-
-    from .layers import GatedMLP, PackedAttention
 
     spec: Any = get_gpt_layer_with_transformer_engine_spec(
         num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=config.qk_layernorm

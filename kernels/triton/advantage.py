@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..advantage import mean_group_std
+from ..advantage import EPS, mean_group_std
 from ..dispatch import cdiv, power_of_2
 
 
@@ -35,7 +35,7 @@ def _members(r_ptr, valid_ptr, order_ptr, at, last):
 @triton.jit
 def _group_kernel(
     r_ptr, valid_ptr, order_ptr, first_ptr, scale_ptr, adv_ptr, std_ptr, eps,
-    METHOD: tl.constexpr, RAW: tl.constexpr, BLOCK: tl.constexpr,
+    METHOD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One group a program. In fp64, as rewards may differ by little beside their mean; a group is small, so that
     costs nothing.
@@ -75,7 +75,7 @@ def _group_kernel(
                     x = x / (std + eps)
                 if METHOD == "asym_clip":
                     x = tl.where(x < -1.0, -1.0, tl.where(x > 3.0, 3.0, x))
-                x = tl.where(count == 1.0, r if RAW else r * 0.0, x)
+                x = tl.where(count == 1.0, r * 0.0, x)
             tl.store(adv_ptr + sample, tl.where(on, x, 0.0).to(tl.float32), mask=at < last)
 
 
@@ -146,8 +146,8 @@ def _store(adv_ptr, ret_ptr, o, ok, r, v, on, adv):
 
 @triton.jit
 def _gae_kernel(
-    r_ptr, v_ptr, m_ptr, end_ptr, boot_ptr, start_ptr, adv_ptr, ret_ptr, tokens, gamma, lam,
-    BLOCK: tl.constexpr, BOOT: tl.constexpr, RESET: tl.constexpr, PACKED: tl.constexpr,
+    r_ptr, v_ptr, m_ptr, end_ptr, start_ptr, adv_ptr, ret_ptr, tokens, gamma, lam,
+    BLOCK: tl.constexpr, RESET: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """One row a program; a thread owns four neighbouring tokens, so that threads exchange one map each and not one a
     token.
@@ -155,8 +155,6 @@ def _gae_kernel(
     GROUPS: tl.constexpr = BLOCK // 4
     row, T = _row(start_ptr, tokens, PACKED)
     X = 0.0
-    if BOOT:
-        X = tl.load(boot_ptr + tl.program_id(0))
     blocks = tl.cdiv(T, BLOCK)
     group, place = tl.arange(0, GROUPS), tl.arange(0, 4)[None, :]
     lanes = (GROUPS - 1 - group)[:, None] * 4 + place  # the last tokens first
@@ -182,14 +180,12 @@ def _gae_kernel(
 
 @triton.jit
 def _small_lam_kernel(
-    r_ptr, v_ptr, m_ptr, end_ptr, boot_ptr, start_ptr, adv_ptr, ret_ptr, tokens, gamma, lam,
-    BLOCK: tl.constexpr, BOOT: tl.constexpr, RESET: tl.constexpr, PACKED: tl.constexpr,
+    r_ptr, v_ptr, m_ptr, end_ptr, start_ptr, adv_ptr, ret_ptr, tokens, gamma, lam,
+    BLOCK: tl.constexpr, RESET: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     row, T = _row(start_ptr, tokens, PACKED)
     A = 0.0
     V = 0.0
-    if BOOT:
-        V = tl.load(boot_ptr + tl.program_id(0))
     blocks = tl.cdiv(T, BLOCK)
     lanes = tl.arange(0, BLOCK)
     for i in range(blocks):
@@ -223,7 +219,6 @@ def triton_gae(
     *,
     gamma: float,
     lam: float,
-    bootstrap_B: torch.Tensor | None = None,
     reset: torch.Tensor | None = None,
     lengths: Sequence[int] | None = None,
     config: tuple[int, int] | None = None,
@@ -240,9 +235,8 @@ def triton_gae(
     kernel = _gae_kernel if lam >= 0.5 else _small_lam_kernel
     kernel[(rows,)](
         rewards, values, mask.view(torch.uint8), mask if reset is None else reset.contiguous().view(torch.uint8),
-        values if bootstrap_B is None else bootstrap_B.float().contiguous(), starts, advantages, returns, tokens,
-        gamma, lam,
-        BLOCK=block, BOOT=bootstrap_B is not None, RESET=reset is not None, PACKED=lengths is not None, num_warps=warps,
+        starts, advantages, returns, tokens, gamma, lam,
+        BLOCK=block, RESET=reset is not None, PACKED=lengths is not None, num_warps=warps,
     )  # fmt: skip
     return advantages, returns
 
@@ -253,8 +247,6 @@ def triton_group_advantage(
     valid_S: torch.Tensor | None,
     *,
     method: str,
-    eps: float,
-    raw: bool,
     gather: Callable[[Any], list[Any]],
 ) -> torch.Tensor:
     """See `group_advantage`; `index_S` numbers the groups and is on the host."""
@@ -273,8 +265,8 @@ def triton_group_advantage(
     def launch(method: str, scale: torch.Tensor) -> None:
         if len(sizes_G):
             _group_kernel[(len(sizes_G),)](
-                rewards_S, valid_S.view(torch.uint8), order_S, first_G1, scale, advantage_S, std_G, eps,
-                METHOD=method, RAW=raw, BLOCK=block, num_warps=max(1, min(4, block // 128)),
+                rewards_S, valid_S.view(torch.uint8), order_S, first_G1, scale, advantage_S, std_G, EPS,
+                METHOD=method, BLOCK=block, num_warps=max(1, min(4, block // 128)),
             )  # fmt: skip
 
     scale = std_G

@@ -35,7 +35,7 @@ def _exp_gap(x):
 
 @triton.jit
 def policy_token(
-    lp, ent, ce, pg, klw, entw, adv, old, ref, low, high, dual, kl_clamp,
+    lp, ce, pg, klw, adv, old, ref, low, high, dual, kl_clamp,
     CE: tl.constexpr, PG: tl.constexpr, KL: tl.constexpr, OLD: tl.constexpr, DUAL: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """d loss / d logprob of tokens and the quantities that the report sums; KL is 0 (none) or 1, 2, 3."""
@@ -133,7 +133,7 @@ def _terms_kernel(
         )
         adv, old, ref = _get(adv_ptr, o, ok, PG), _get(old_ptr, o, ok, OLD), _get(ref_ptr, o, ok, KL > 0)
         d, ce_loss, pg_loss, kl_loss, kl, approx, ratio, is_low, is_high, is_dual, clamped = policy_token(
-            lp, ent, ce, pg, klw, entw, adv, old, ref, low, high, dual, kl_clamp, CE, PG, KL, OLD, DUAL, CLAMP
+            lp, ce, pg, klw, adv, old, ref, low, high, dual, kl_clamp, CE, PG, KL, OLD, DUAL, CLAMP
         )
         if GRAD:
             tl.store(d_ptr + o, d, mask=ok)

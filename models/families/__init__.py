@@ -45,18 +45,14 @@ def read_hf_config(hf: dict[str, Any], source: str = "config.json") -> ModelConf
     """Our config from the contents of a config.json."""
     if not isinstance(hf, dict):
         raise ConfigError(f"{source}: must hold a JSON object, not a {type(hf).__name__}")
-    kind = hf.get("model_type")
-    packed = hf.get("quantization_config")
-    if packed:
+    kind, packed = hf.get("model_type"), hf.get("quantization_config")
+    if packed is not None:
         how = packed.get("quant_method") if isinstance(packed, dict) else packed
         raise ConfigError(
-            f"{source}: quantization_config: {how} weights cannot be trained; name the folder before quantization"
+            f"{source}: quantization_config: {how or 'quantised'} weights cannot be trained; name the folder before "
+            "quantization"
         )
     try:
-        if hf.get("quantization_config") is not None:
-            raise ValueError(
-                "quantization_config: quantised weights are not supported; take the model's unquantised release"
-            )
         if kind == "chatglm":
             return read_chatglm_config(hf)
         if kind == "gemma3":

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..config import ModelConfig
-from .base import Family, Get, join_qkv
+from .base import VOCABULARIES, Family, Get, join_qkv
 
 if TYPE_CHECKING:
     import torch
@@ -91,6 +91,6 @@ def from_chatglm(config: ModelConfig, name: str, get: Get) -> torch.Tensor:
     if "linear_qkv" in name:
         sizes = [config.heads * config.head_dim, config.kv_heads * config.head_dim, config.kv_heads * config.head_dim]
         return join_qkv(config, *tensor.split(sizes))
-    if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+    if name in VOCABULARIES:
         return torch.nn.functional.pad(tensor, (0, 0, 0, config.padded_vocab - tensor.shape[0]))
     return tensor

@@ -14,10 +14,8 @@ import torch.nn.functional as F
 _TO_YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.322), (0.211, -0.523, 0.312))
 
 
-def augment_clips(clips_BT3HW: torch.Tensor, generator: torch.Generator, *, crop: bool = True) -> torch.Tensor:
-    """Brightness, contrast and saturation x[0.9, 1.1] and hue ±0.05 of a turn (in YIQ); with `crop` 80-100 % of the
-    picture.
-    """
+def augment_clips(clips_BT3HW: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Brightness, contrast and saturation x[0.9, 1.1] and hue ±0.05 of a turn (in YIQ), and 80-100 % of the picture."""
 
     def draw(low: float, high: float) -> float:
         return low + (high - low) * float(torch.rand((), generator=generator))
@@ -34,7 +32,7 @@ def augment_clips(clips_BT3HW: torch.Tensor, generator: torch.Generator, *, crop
         cos, sin = math.cos(angle), math.sin(angle)
         turn = torch.tensor([[1.0, 0.0, 0.0], [0.0, cos, -sin], [0.0, sin, cos]], device=x.device)
         x = torch.einsum("ij,tjhw->tihw", back @ turn @ to, x).clamp(0, 1)
-        out.append(_crop(x, draw) if crop else x)
+        out.append(_crop(x, draw))
     return torch.stack(out)
 
 

@@ -62,18 +62,22 @@ class FrameTokenizer(nn.Module):
         self.decoder = Decoder(c.channels, c.decoder_resnets, c.latent, c.groups, narrow_first=True)
         self.still = _still_picture(c, self.decoder)
 
+    def _encode(self, frames_BT3HW: torch.Tensor) -> tuple[torch.Tensor, Codes]:
+        z = self.quant_linear(self.encoder(frames_BT3HW.flatten(0, 1))[0])
+        code, index = _quantise(z, self.config.levels)
+        return code, Codes(index.view(*frames_BT3HW.shape[:2], -1))
+
+    def _decode(self, code_BDHW: torch.Tensor) -> torch.Tensor:
+        return _upon(self.still, self.decoder(self.post_quant_linear(code_BDHW))[0])
+
     def forward(self, frames_BT3HW: torch.Tensor, context_B3HW: torch.Tensor | None = None) -> Reconstruction:
         """Encode, quantise with a straight-through gradient, decode. A context is not used."""
-        B, T = frames_BT3HW.shape[:2]
-        code, index = _quantise(self.quant_linear(self.encoder(frames_BT3HW.flatten(0, 1))[0]), self.config.levels)
-        pictures = _upon(self.still, self.decoder(self.post_quant_linear(code))[0])
-        return Reconstruction(pictures.view(frames_BT3HW.shape), None, Codes(index.view(B, T, -1)))
+        code, codes = self._encode(frames_BT3HW)
+        return Reconstruction(self._decode(code).view(frames_BT3HW.shape), None, codes)
 
     @torch.no_grad()
     def tokenize(self, frames_BT3HW: torch.Tensor, context_B3HW: torch.Tensor | None = None) -> Codes:
-        B, T = frames_BT3HW.shape[:2]
-        z = self.quant_linear(self.encoder(frames_BT3HW.flatten(0, 1))[0])
-        return Codes(_quantise(z, self.config.levels)[1].view(B, T, -1))
+        return self._encode(frames_BT3HW)[1]
 
     @torch.no_grad()
     def detokenize(self, codes: Codes, cache: ContextCache | None = None) -> torch.Tensor:
@@ -82,9 +86,7 @@ class FrameTokenizer(nn.Module):
         code = (
             fsq_dequantize(codes.frames_BTN, self.config.levels).view(B * T, *self.config.grid, -1).permute(0, 3, 1, 2)
         )
-        pictures = _upon(
-            self.still, self.decoder(self.post_quant_linear(code.to(self.post_quant_linear.weight.dtype)))[0]
-        )
+        pictures = self._decode(code.to(self.post_quant_linear.weight.dtype))
         return pictures.clamp(0, 1).view(B, T, 3, self.config.height, self.config.width)
 
 

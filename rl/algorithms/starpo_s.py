@@ -23,12 +23,10 @@ def keep(config: StarPOS, trajectories: Sequence[Trajectory], gather: Gather) ->
     rewards = common.rewards_of(trajectories)
     parts = gather([(t.prompt_id, r, common.is_valid(t)) for t, r in zip(trajectories, rewards, strict=True)])
     everything = [row for part in parts for row in part]
-    groups = len({prompt for prompt, _, _ in everything})
-    share = max(config.keep, 1.0 / groups) if groups else 1.0
     chosen = variance_filter(
         torch.tensor([r for _, r, _ in everything]),
         [prompt for prompt, _, _ in everything],
-        keep=share,
+        keep=config.keep,
         valid_S=torch.tensor([v for _, _, v in everything]),
     )
     kept = {prompt for (prompt, _, _), hit in zip(everything, chosen.tolist(), strict=True) if hit}

@@ -240,7 +240,7 @@ class EmbeddedSampler:
         row_of = [unique.setdefault(r.ids, len(unique)) for r in requests]
         cache = KVCache(self.config, len(unique), requests[0].length, decoder.weights.embedding)
         prompts = torch.tensor(list(unique), dtype=torch.int64, device=device)
-        hidden_BH = decoder.forward(prompts, cache, same_start=0)[:, -1]
+        hidden_BH = decoder.forward(prompts, cache)[:, -1]
         members = torch.tensor(row_of, device=device)
         cache.select(members)
         hidden_BH = hidden_BH[members]
@@ -278,7 +278,7 @@ class EmbeddedSampler:
             new_BS = torch.cat([token_B[:, None], spans[step + 1][alive]], 1) if step + 1 in spans else token_B[:, None]
             if seen_BV is not None:
                 seen_BV.scatter_(1, new_BS, True)
-            hidden_BH = decoder.forward(new_BS, cache, same_start=length)[:, -1]
+            hidden_BH = decoder.forward(new_BS, cache, length)[:, -1]
             if routes is not None:
                 routes[alive, length : length + new_BS.shape[1]] = cache.noted(len(alive))
             length += new_BS.shape[1]

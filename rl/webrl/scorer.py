@@ -38,7 +38,7 @@ class FolderScorer:
         """Hidden states of a text, [T, H]."""
         like = self.decoder.weights.embedding
         ids_1T = torch.tensor([list(ids)], dtype=torch.int64, device=like.device)
-        return self.decoder.forward(ids_1T, KVCache(self.config, 1, len(ids), like), same_start=0)[0]
+        return self.decoder.forward(ids_1T, KVCache(self.config, 1, len(ids), like))[0]
 
     @torch.no_grad()
     def logprobs(self, prompt: Sequence[int], action: Sequence[int]) -> list[float]:

@@ -203,6 +203,12 @@ def test_critic_file_with_twin_heads(tmp_path: Path) -> None:
     assert values.shape == (sum(hf.PROMPT_LENGTHS), 2, 2)
     heads = formats.twin_heads(path)
     assert torch.equal(heads["value_head.heads.1.4.weight"], state["critic2.4.weight"])
+    path = path.rename(tmp_path / "values.bin")  # what it is called says nothing
+    assert open_source(path, base=folder).value_heads.keys() == heads.keys()
+    torch.save({name: tensor for name, tensor in state.items() if "critic" not in name}, path)
+    assert not open_source(path, base=folder).value_heads
+    with pytest.raises(ConfigError, match="has no two value heads"):
+        open_source(path.rename(tmp_path / "critic.bin"), base=folder)
 
 
 def test_pickles_that_run_code_are_refused(tmp_path: Path) -> None:

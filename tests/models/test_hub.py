@@ -9,7 +9,7 @@ import pytest
 from terrella.core.errors import ConfigError
 from terrella.core.files import write_json
 from terrella.models.folder import write_proof
-from terrella.models.hub import card_to_push, model_card, push, resolve
+from terrella.models.hub import card_to_push, model_card, push, resolve, sizes_of
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +25,20 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path))
     assert resolve(f"owner/name@{commit}") == snapshot
+
+
+def test_a_model_of_the_hub_that_is_not_supported_is_not_called_unreachable(tmp_path: Path, monkeypatch) -> None:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def download(local_files_only: bool = False, **_: object) -> str:
+        if local_files_only:
+            raise LocalEntryNotFoundError("nothing is cached")
+        return str(tmp_path / "config.json")
+
+    write_json(tmp_path / "config.json", {"model_type": "gpt2"})
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(ConfigError, match=r"^/.*config\.json: model_type: 'gpt2' is not supported"):
+        sizes_of(f"owner/name@{'0' * 40}")
 
 
 def test_only_proven_folders_are_uploaded(tmp_path: Path) -> None:

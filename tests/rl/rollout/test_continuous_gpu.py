@@ -107,7 +107,7 @@ def test_bf16_logprobs_are_the_whole_forwards() -> None:
     for request, sample in [*zip(requests, samples, strict=True)][::23] + [*zip(requests, again, strict=True)][::23]:
         assert isinstance(sample, Sample)
         ids = torch.tensor([request.ids + sample.ids], device="cuda")
-        hidden = decoder.forward(ids, KVCache(CONFIG, 1, 1024, decoder.weights.embedding), same_start=0)[0]
+        hidden = decoder.forward(ids, KVCache(CONFIG, 1, 1024, decoder.weights.embedding))[0]
         logp = torch.log_softmax((hidden @ decoder.weights.head.T)[:, :9008] / (request.params.temperature or 1.0), -1)
         first = len(request.ids) - 1
         for i, (token, logprob, given) in enumerate(zip(sample.ids, sample.logprobs, sample.given, strict=True)):

@@ -68,7 +68,7 @@ def requests(n: int, params: SamplingParams, length: int = 5) -> list[SampleRequ
 def full_logprobs(ids: tuple[int, ...], temperature: float) -> torch.Tensor:
     decoder = Decoder(decode_weights(weights(), CONFIG), CONFIG, 64)
     cache = KVCache(CONFIG, 1, 64, decoder.weights.embedding)
-    hidden = decoder.forward(torch.tensor([ids]), cache, same_start=0)[0]
+    hidden = decoder.forward(torch.tensor([ids]), cache)[0]
     return torch.log_softmax((hidden @ decoder.weights.head.T)[:, :19] / temperature, -1)
 
 

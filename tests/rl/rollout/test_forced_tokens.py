@@ -38,7 +38,7 @@ SAMPLER = EmbeddedSampler(lambda: NAMED, CONFIG, version=lambda: 3)
 
 def full_logprobs(ids: tuple[int, ...]) -> torch.Tensor:
     decoder = Decoder(decode_weights(NAMED, CONFIG), CONFIG, 64)
-    hidden = decoder.forward(torch.tensor([ids]), KVCache(CONFIG, 1, 64, decoder.weights.embedding), same_start=0)[0]
+    hidden = decoder.forward(torch.tensor([ids]), KVCache(CONFIG, 1, 64, decoder.weights.embedding))[0]
     return torch.log_softmax((hidden @ decoder.weights.head.T)[:, :17], -1)
 
 
