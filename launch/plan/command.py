@@ -39,14 +39,17 @@ SIMULATED = (1024, 2048, 4096, 8192, 16384)
 @click.option(
     "--model", "folder", metavar="FOLDER", help="Hugging Face folder or hub id whose sizes count, a recipe's included."
 )
-@click.option("--nodes", type=int, help="Nodes of the cluster; default 1, or the ranks of the recipe.")
-@click.option("--gpus", type=int, help="GPUs in all, when it is not whole nodes.")
+@click.option("--nodes", type=click.IntRange(1), help="Nodes of the cluster; default 1, or the ranks of the recipe.")
+@click.option("--gpus", type=click.IntRange(1), help="GPUs in all, when it is not whole nodes.")
 @click.option("--gpu", "kind", type=click.Choice(list(GPUS)), default="h100", help="Kind of GPU.")
-@click.option("--sequence", type=int, help="Tokens of a sequence; default 4096, or the recipe's.")
-@click.option("--batch", type=int, help="Sequences of an optimizer step; default 256, or the recipe's.")
+@click.option("--sequence", type=click.IntRange(1), help="Tokens of a sequence; default 4096, or the recipe's.")
+@click.option("--batch", type=click.IntRange(1), help="Sequences of an optimizer step; default 256, or the recipe's.")
 @click.option("--precision", type=click.Choice(["bf16", "fp8"]), help="Default bf16, or the recipe's.")
 @click.option(
-    "--cache-tokens", type=int, default=0, help="Tokens in the key-value cache of a sampler on the same GPUs."
+    "--cache-tokens",
+    type=click.IntRange(0),
+    default=0,
+    help="Tokens in the key-value cache of a sampler on the same GPUs.",
 )
 @click.option(
     "--layout",
@@ -54,19 +57,25 @@ SIMULATED = (1024, 2048, 4096, 8192, 16384)
     metavar="T,P,V,C,E,M",
     help="Judge one layout: tensor,pipeline,virtual,context,expert,microbatch.",
 )
-@click.option("--samples", type=int, help="Samples of a step of RL: what sampling and weight sync cost is added.")
-@click.option("--prompt-tokens", type=int, help="Tokens of a prompt; default 512.")
-@click.option("--new-tokens", type=int, help="Sampled tokens of a trajectory, on average; default 512, or the most.")
-@click.option("--most-tokens", type=int, default=0, help="Of the longest one; default: as the average.")
-@click.option("--sampler-gpus", type=int, help="GPUs that only sample; default: the trainer's take turns.")
-@click.option("--sampler-tensor", type=int, help="GPUs that share one sampler's model.")
+@click.option(
+    "--samples", type=click.IntRange(1), help="Samples of a step of RL: what sampling and weight sync cost is added."
+)
+@click.option("--prompt-tokens", type=click.IntRange(1), help="Tokens of a prompt; default 512.")
+@click.option(
+    "--new-tokens", type=click.IntRange(1), help="Sampled tokens of a trajectory, on average; default 512, or the most."
+)
+@click.option("--most-tokens", type=click.IntRange(0), default=0, help="Of the longest one; default: as the average.")
+@click.option(
+    "--sampler-gpus", type=click.IntRange(0), help="GPUs that only sample; default: the trainer's take turns."
+)
+@click.option("--sampler-tensor", type=click.IntRange(1), help="GPUs that share one sampler's model.")
 @click.option(
     "--refit",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="CSV",
     help="Rows of `terrella bench cluster` that decide constants; without MODEL: how well they are met.",
 )
-@click.option("--top", type=int, default=5, help="Layouts to print.")
+@click.option("--top", type=click.IntRange(1), default=5, help="Layouts to print.")
 @click.option("--simulate", is_flag=True, help="Scale the best layout to 1,024 - 16,384 GPUs with failures.")
 @click.option("--published", is_flag=True, help="Print predicted beside published figures, and the error.")
 def plan(
@@ -97,18 +106,6 @@ def plan(
     if published:
         click.echo("\n".join([*published_table(), *published_rl_table()]))
         return
-    for option, value in (
-        ("--nodes", nodes),
-        ("--gpus", gpus),
-        ("--sequence", sequence),
-        ("--batch", batch),
-        ("--samples", samples),
-        ("--prompt-tokens", prompt_tokens),
-        ("--new-tokens", new_tokens),
-        ("--sampler-tensor", sampler_tensor),
-    ):
-        if value is not None and value < 1:
-            raise ConfigError(f"{option}: {value} must be at least 1")
     constants = None
     if refit:
         from . import refit as measured  # with the benchmarks, which not every installation has
@@ -121,9 +118,14 @@ def plan(
         click.echo(f"by {refit}, {len(seen)} rows, which decide {', '.join(names)}")
     gpu = GPUS[kind]
     model, recipe = target(name, folder)
-    asked: dict[str, Any] = {"prompt": prompt_tokens, "new": new_tokens, "gpus": sampler_gpus, "tensor": sampler_tensor}
-    asked = {key: value for key, value in asked.items() if value is not None} | {"most": most_tokens}
+    asked: dict[str, Any] = {"samples": samples, "prompt": prompt_tokens, "new": new_tokens}
+    asked |= {"gpus": sampler_gpus, "tensor": sampler_tensor, "most": most_tokens}
+    asked = {key: value for key, value in asked.items() if value is not None}
     if recipe is not None and not (nodes or gpus or wanted or sequence or batch):
+        if simulate:
+            raise ConfigError(
+                "--simulate: scales one layout; name the cluster with --nodes, or the layout with --layout"
+            )
         alike: dict[tuple[str, ...], list[str]] = {}
         for stage in trained(recipe, prompt_tokens, new_tokens):
             alike.setdefault(tuple(stage_lines(stage, kind, asked, precision, constants)), []).append(stage.name)
@@ -134,7 +136,11 @@ def plan(
         return
     gpus = gpus or (nodes or 1) * gpu.gpus_per_node
     work = Work(model, sequence or 4096, batch or 256, precision or "bf16")  # type: ignore[arg-type]
-    rollout = Rollout(samples, **asked) if samples else None
+    rollout = Rollout(**asked) if samples else None
+    if rollout and (rollout.gpus or gpus) % rollout.tensor:
+        raise ConfigError(
+            f"--sampler-tensor: {rollout.tensor} does not divide the {rollout.gpus or gpus} GPUs that sample"
+        )
     counts = count(work.model)
     click.echo(
         f"{folder or name or DEFAULT}: {counts.total / 1e9:.2f} B parameters, {counts.active / 1e9:.2f} B in a token's "
@@ -144,6 +150,8 @@ def plan(
         layout = _parse(wanted, gpus)
         _judge(work, layout, kind, cache_tokens, constants)
         _echo_rl(work, layout, rollout, kind, constants)
+        if simulate:
+            click.echo("\n".join(simulated_table(work, layout, kind, constants)))
         return
     found = search(work, gpus, gpu, cache_tokens, constants)
     tried = len(found.fitting) + len(found.refused)
@@ -233,9 +241,11 @@ def _echo_rl(work: Work, layout: Layout, rollout: Rollout | None, kind: str, con
 def _parse(text: str, gpus: int) -> Layout:
     try:
         numbers = [int(part) for part in text.split(",")]
-        return Layout(gpus, *numbers)  # type: ignore[misc]
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"--layout {text}: write up to six whole numbers, e.g. 4,8,5,1,1,1") from error
+    except ValueError:
+        numbers = []
+    if not 1 <= len(numbers) <= 6 or min(numbers) < 1:
+        raise ConfigError(f"--layout {text}: write up to six whole numbers of at least 1, e.g. 4,8,5,1,1,1")
+    return Layout(gpus, *numbers)  # type: ignore[misc]
 
 
 def _judge(work: Work, layout: Layout, kind: str, cache_tokens: int, constants: Constants | None) -> None:
@@ -279,7 +289,7 @@ def simulated_table(work: Work, layout: Layout, kind: str, constants: Constants 
         f"fat tree with {GPUS[kind].network / 1e9:.0f} GB/s per GPU:",
         "    GPUs  batch     s/step  MFU %  failures  save s  save every  productive %  simulated %",
     ]
-    for gpus in SIMULATED:
+    for gpus in (n for n in SIMULATED if n % (layout.gpus // layout.data) == 0):
         scaled = replace(layout, gpus=gpus)
         batch = max(work.batch, scaled.data * scaled.microbatch * max(1, layout.microbatches(work)))
         o = outlook(replace(work, batch=batch), scaled, GPUS[kind], constants=constants)
