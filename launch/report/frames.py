@@ -4,11 +4,10 @@ needs no script.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
-from .load import RunData
+from .load import RunData, json_lines
 
 CELL = 16
 MOST_FRAMES, MOST_CELLS = 6, 16
@@ -68,10 +67,12 @@ def draw(label: str, text: str) -> Frame | None:
 def frames_of(record: dict[str, Any]) -> list[Frame]:
     """The boards of an episode: true ones of an agent, imagined ones of a world model."""
     frames: list[Frame | None] = []
-    for number, turn in enumerate(record.get("turns", [])[: MOST_FRAMES - 1]):
+    for number, turn in enumerate(record["turns"][: MOST_FRAMES - 1]):
         action = str(turn.get("action", ""))[:24]
         boards = turn.get("boards")
-        first, then = boards if boards else (turn.get("prompt", ""), turn.get("prediction", ""))
+        if not isinstance(boards, list) or len(boards) != 2:
+            boards = [turn.get("prompt"), turn.get("prediction")]
+        first, then = (str(board or "") for board in boards)
         if number == 0:
             frames.append(draw("start", first))
         frames.append(draw(action, then))
@@ -82,16 +83,10 @@ def read(run: RunData, stem: str) -> dict[str, dict[str, Any]]:
     """The first sample of each prompt in a rollout file."""
     records: dict[str, dict[str, Any]] = {}
     for path in sorted((run.path / "rollouts").glob(f"{stem}-*.jsonl"))[-1:]:
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if (
-                isinstance(record, dict)
-                and isinstance(record.get("reward"), int | float)
-                and isinstance(record.get("turns"), list)
-            ):
+        for record in json_lines(path, []):  # what is wrong with them is told where rollouts are shown
+            turns = record.get("turns")
+            whole = isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)
+            if whole and isinstance(record.get("reward"), int | float):
                 records.setdefault(str(record.get("prompt_id")), record)
     return records
 

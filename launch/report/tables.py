@@ -11,7 +11,7 @@ from typing import Any
 from .curves import short
 from .load import RunData, number
 
-KINDS = {"baseline": "baseline", "model": "model", "control": "control", "ceiling": "ceiling"}
+KINDS = ("baseline", "model", "control", "ceiling")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def shape_rows(tables: list[dict[str, Any]], column_count: int) -> list[list[Row
         [
             Row(
                 str(row.get("name", "")),
-                KINDS.get(str(row.get("kind")), "other"),
+                row["kind"] if row.get("kind") in KINDS else "other",
                 [shape_cell(cell, *scale) for cell, scale in zip(row["cells"], scales, strict=True)],
             )
             for row in table["rows"]

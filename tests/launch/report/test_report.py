@@ -463,6 +463,11 @@ def test_the_first_frame_is_one_room_before_and_after(tmp_path):
     assert page.index('class="sides"') < page.index('id="result"') and page.count('class="room"') == 4
     (run / "summary.json").write_text(json.dumps({"headline": "h", "paragraphs": [], "compare": [{"name": 1}, None]}))
     assert before_and_after(load_run(run)) == []
+    (run / "summary.json").write_text(json.dumps({"headline": "h", "paragraphs": [], "compare": pair}))
+    for odd in ({"turns": ["no turn"]}, {"turns": [{"boards": [ROOM]}]}, {"turns": [{"boards": ROOM}]}):
+        (run / "rollouts" / "eval-b-000000.jsonl").write_text(json.dumps(agent_record(0, True) | odd) + "\n")
+        assert before_and_after(load_run(run)) == []  # and the report is written all the same
+        build_report(run)
 
 
 def test_shares_keep_their_interval_inside_0_and_1():
