@@ -110,28 +110,6 @@ class OnPolicy:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """What an evaluation of several stages' models has; the headline compares two of them."""
-
-    name: str
-    models: list[str]  # the stages whose models are evaluated
-    before: str | None = None  # the headline compares this stage ...
-    after: str | None = None  # ... with this one
-    control: str | None = None  # the stage that the report marks as the control arm
-    sampler: SamplerConfig | None = None  # default: that of the recipe's first RL stage
-
-    @property
-    def names(self) -> list[str]:
-        """What the models are called in tables."""
-        return self.models
-
-    def __post_init__(self) -> None:
-        for key in ("before", "after", "control"):
-            if getattr(self, key) is not None and getattr(self, key) not in self.names:
-                raise ValueError(f"{key}: '{getattr(self, key)}' is none of {', '.join(self.names)}")
-
-
 @dataclass(frozen=True)
 class Export:
     """A Hugging Face folder of one stage's model, proven equal."""

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 from ...core.by_path import ByPath, KindByPath
 from ...core.config import OptimizerConfig
 from ...rl.own.config import EnvironmentSettings
-from ...rl.rollout.config import Rollouts
-from .base import Comparison, Lora, OnPolicy, Retention, positive
+from ...rl.rollout.config import Rollouts, SamplerConfig
+from .base import Lora, OnPolicy, Retention, positive
 
 
 @dataclass(frozen=True)
@@ -173,15 +173,20 @@ class Arm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score(Comparison):
+class Score:
     """Held-out tasks for several stages' models, beside trivial policies and, where there are demonstrations, the true
     answers.
 
     Give `models`, or `arms`: models with names, and environments to meet their tasks in, of their own.
     """
 
+    name: str
+    models: list[str] = field(default_factory=list)  # the stages whose models are evaluated
+    before: str | None = None  # the headline compares this stage ...
+    after: str | None = None  # ... with this one
+    control: str | None = None  # the stage that the report marks as the control arm
+    sampler: SamplerConfig | None = None  # default: that of the recipe's first RL stage
     kind: Literal["eval"]
-    models: list[str] = field(default_factory=list)
     arms: list[Arm] = field(default_factory=list)
     max_new_tokens: int | None = None  # of one turn; environments whose answers have a length of their own need none
     n: int = 256  # tasks at most
@@ -191,12 +196,18 @@ class Score(Comparison):
     uses: ClassVar[tuple[str, ...]] = ("evaluated",)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for key in ("before", "after", "control"):
+            if getattr(self, key) is not None and getattr(self, key) not in self.names:
+                raise ValueError(f"{key}: '{getattr(self, key)}' is none of {', '.join(self.names)}")
         positive(self, "n", "samples", *(["max_new_tokens"] if self.max_new_tokens is not None else []))
         if bool(self.models) == bool(self.arms):
             raise ValueError("models: give either models or arms")
         if not self.temperatures:
             raise ValueError("temperatures: at least one is needed; 0.0 is greedy")
+        twice = next((name for name in self.names if self.names.count(name) > 1), None)
+        if twice is not None:
+            what = "arms" if self.arms else "models"
+            raise ValueError(f"{what}: two are called '{twice}'; tables could not tell them apart")
 
     @property
     def compared(self) -> list[Arm]:

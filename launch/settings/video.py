@@ -82,7 +82,7 @@ class VideoReal2Sim:
     even: ClassVar[tuple[str, ...]] = ("episodes",)
 
     def __post_init__(self) -> None:
-        positive(self, "episodes", "frames")
+        positive(self, "episodes", "frames", "repetition_penalty")
         if self.temperature < 0:
             raise ValueError(f"temperature: {self.temperature} must be at least 0")
         names = [p.path.rpartition(":")[2] if isinstance(p, ByPath) else p for p in self.policies]

@@ -175,6 +175,8 @@ class WebPlan:
 
     def __post_init__(self) -> None:
         positive(self, "max_new_tokens", "temperature")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: {self.top_p} must be in (0, 1]")
         names = [arm.name for arm in self.arms]
         if not names or len(set(names)) != len(names):
             raise ValueError("arms: at least one is needed, and every name only once")

@@ -111,6 +111,11 @@ def test_what_an_environment_plays_is_imitated(tmp_path: Path) -> None:
         ),
         ("before: fresh weights", "models: [rl]\n  before: fresh weights", "give either models or arms"),
         ("after: all of it", "after: rl", "after: 'rl' is none of fresh weights, all of it"),
+        (
+            "{name: all of it, model: rl,",
+            "{name: all of it, model: sft}, {name: all of it, model: rl,",
+            "arms: two are called 'all of it'",
+        ),
         ("every: 2, prompts: 3, samples: 2}", "every: 2}\n  rollouts: {validation: {every: 2}}", "leave one out"),
     ],
 )
