@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from ..job import Job
 from ..settings.base import sources
 from ..settings.verbs import Collect
 from .common import build_engine
-from .session import Session, open_session
+from .session import Session
 from .verbs import environment, require_judged, require_sampler, require_tasks
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _sampler(
     """
     if stage.model is not None:
         engine = build_engine(job, None, stage.model)
-        with open_session(job, stage.name, engine, stage.rollouts, 0, {}) as session:
+        with closing(Session(job, stage.name, engine, stage.rollouts, 0, {})) as session:
 
             def publish() -> None:
                 if session.publish is not None:

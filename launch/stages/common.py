@@ -20,10 +20,8 @@ from ...core.config import OptimizerConfig
 from ...core.engine import Engine
 from ...core.errors import ConfigError, StorageError
 from ...core.run import changed_rows
-from ...data.tokenizers import TOKENIZER, Tokenizer, load_tokenizer
 from ...models.gpt import build_gpt
-from ...models.hf import import_hf, require_same, weight_source
-from ...models.hub import resolve
+from ...models.heads import ValueHead
 from ...models.lora import LoraConfig, is_added, merged
 from ...rl.rollout.config import Embedded, Validation, Vllm
 from ...rl.rollout.open import open_sampler
@@ -36,53 +34,8 @@ Evaluated = tuple[Sampler, Engine, Callable[[], None]]  # see `sampling`
 STEP = re.compile(r"step-(\d{6})")
 
 
-def begin(job: Job, stage: str, named: str | None, make: Callable[[], Tokenizer] | None = None) -> dict[str, Any]:
-    """Where a recipe's models start: weights and tokenizer of a Hugging Face model, or fresh weights and the tokenizer
-    that `make` gives.
-
-    Writes the tokenizer and the first checkpoint; the stage's outcome names it.
-    """
-    folder = resolve(named) if named else None
-    if folder and not (folder / "config.json").is_file():
-        raise ConfigError(f"stages: {stage}.folder = {named} holds no config.json; name a Hugging Face folder")
-    tokenizer = job.stage_folder(stage) / TOKENIZER
-    if job.mesh.is_main:
-        job.run.guard()
-        assert folder or make
-        chosen = load_tokenizer(folder) if folder else make()  # type: ignore[misc]
-        if chosen.vocab_size > job.model.vocab:
-            raise ConfigError(f"model.vocab = {job.model.vocab} is below the tokenizer's {chosen.vocab_size}")
-        chosen.save(tokenizer)
-    job.mesh.barrier()
-    return {"checkpoint": first_checkpoint(job, stage, folder), "vocabulary": load_tokenizer(tokenizer).vocab_size}
-
-
-def check_start(job: Job, stage: str, named: str | None, text: bool = True) -> None:
-    """Refuse a start folder that is not there, is not the recipe's model, lacks weights, or, of text, has more
-    tokens than the model.
-    """
-    if not named or not job.mesh.is_main:
-        return
-    try:
-        folder = resolve(named)
-    except ConfigError as error:
-        raise ConfigError(
-            f"stages: {stage}.folder: {error}; name another with --set stages.{stage}.folder=PATH"
-        ) from error
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"stages: {stage}.folder = {named} holds no config.json; name a Hugging Face folder")
-    weight_source(folder, require_same(folder, job.model))
-    if text and (size := load_tokenizer(folder).vocab_size) > job.model.vocab:
-        raise ConfigError(f"model.vocab = {job.model.vocab} is below the {size} of the tokenizer in {folder}")
-
-
-def first_checkpoint(job: Job, stage: str, folder: Path | None) -> str:
-    """A stage's checkpoint that nothing was trained for: a Hugging Face folder's weights, or fresh ones. Its path
-    within the run.
-    """
-    engine = build_engine(job, None, loaded=folder is not None)
-    if folder:
-        import_hf(engine, folder)
+def first_checkpoint(job: Job, stage: str, engine: Engine) -> str:
+    """Write a stage's checkpoint that nothing was trained for. Its path within the run."""
     where = step_folder(job.checkpoints(stage), 0)
     engine.save(where, {})
     return str(where.relative_to(job.run.path))
@@ -94,16 +47,17 @@ def build_engine(
     init: str | None = None,
     lora: Lora | None = None,
     *,
+    value_head: ValueHead = "none",
     loaded: bool = False,
 ) -> Engine:
     """A fresh engine, with the final weights of stage `init` where one is named, or those that the caller loads;
-    adapters start as if they were not there.
+    adapters start as if they were not there, and a value head is fresh.
     """
     adapters = LoraConfig(lora.rank, lora.alpha) if lora else None
-    builder = build_gpt(job.model, lora=adapters, loaded=loaded or init is not None)
+    builder = build_gpt(job.model, value_head=value_head, lora=adapters, loaded=loaded or init is not None)
     engine = Engine(builder, job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
     if init is not None:
-        load_final(job, engine, init, plain=lora is None)
+        load_final(job, engine, init, plain=lora is None and value_head == "none")
     return engine
 
 
@@ -135,21 +89,13 @@ def open_final(job: Job, stage: str) -> CheckpointReader:
     again.
     """
     try:
-        return open_verified(final_checkpoint(job, stage))
+        return open_verified(job.run.path / job.outcome(stage)["checkpoint"])
     except (StorageError, ConfigError) as error:
         raise StorageError(
             f"{error}. Stage '{stage}' ended with this checkpoint: restore it from a backup, or add --back-to {stage} "
             "to the same command, "
             "which repeats the stage from its newest whole checkpoint"
         ) from error
-
-
-def build_critic(job: Job, optimizer: OptimizerConfig, init: str) -> Engine:
-    """A critic: the stage's starting weights with a fresh value head."""
-    builder = build_gpt(job.model, value_head="scalar", loaded=True)
-    engine = Engine(builder, job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
-    load_final(job, engine, init)
-    return engine
 
 
 def split_cut(items: Sequence[T], validation: Validation, stage: str) -> tuple[Sequence[T], Sequence[T]]:
@@ -164,11 +110,6 @@ def split_cut(items: Sequence[T], validation: Validation, stage: str) -> tuple[S
             "to train on; lower it"
         )
     return items[: -validation.prompts], items[-validation.prompts :]
-
-
-def final_checkpoint(job: Job, stage: str) -> Path:
-    """The checkpoint a finished training stage ended with."""
-    return job.run.path / job.outcome(stage)["checkpoint"]
 
 
 def step_folder(folder: Path, step: int) -> Path:

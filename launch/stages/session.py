@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
@@ -27,7 +26,7 @@ from ...rl.rollout.sampler import Sampler
 from ...rl.rollout.stream import Stream
 from ...rl.values import describe, lengths_table
 from ..job import Job, log
-from .common import Checkpoints, build_critic, step_folder
+from .common import Checkpoints, build_engine, step_folder
 
 
 class Session:
@@ -86,20 +85,20 @@ class Session:
     def validate(
         self,
         step: int,
-        episodes: Callable[[], list[Any] | None],
+        episodes: Callable[[], list[Any]],
         play: Callable[[Sampler, list[Any]], list[Trajectory]],
     ) -> dict[str, float]:
         """Every so many steps the rewards of the episodes of the cut, which no step trains on."""
         every = self.settings.validation.every
         # the journal is for what is trained
         inner = self.sampler.inner if isinstance(self.sampler, JournalSampler) else None
-        if inner is None or not every or step % every or episodes() is None:
+        if inner is None or not every or step % every:
             return {}
         mesh, where = self.job.mesh, f"validation after {step} steps"
         publish = partial(self.publish, self.engine.steps) if self.publish is not None else lambda: None
 
         def take() -> Played:
-            fresh = episodes() or []
+            fresh = episodes()
             return fresh, play(inner, fresh)
 
         _, played = take_or_retake(mesh, inner, take, publish, where)
@@ -164,7 +163,7 @@ class Session:
             raise ConfigError(
                 f"critic: algorithm {algorithm.kind} trains one; give its optimizer, e.g. critic: {{lr: 1e-5}}"
             )
-        critic = build_critic(self.job, optimizer, init)
+        critic = build_engine(self.job, optimizer, init, value_head="scalar")
         if start:
             critic.load(step_folder(checkpoints.beside("critic"), start))
         self.others["critic"] = critic
@@ -182,16 +181,3 @@ class Session:
                 self.journal.prune(oldest)
 
         checkpoints.save(self.engine, step, {**state, "health": self.health.state()}, self.others, saved)
-
-
-@contextmanager
-def open_session(
-    job: Job, stage: str, engine: Engine, settings: Rollouts, start: int, extra: dict[str, Any], updates: int = 1
-) -> Iterator[Session]:
-    """A session whose servers end with it. `start` and `extra` are what the stage resumed from; a rollout is followed
-    by `updates` optimizer steps."""
-    session = Session(job, stage, engine, settings, start, extra, updates)
-    try:
-        yield session
-    finally:
-        session.close()

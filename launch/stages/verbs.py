@@ -54,16 +54,16 @@ def start_of(job: Job) -> Start:
     return starts[0]
 
 
-def has_start(job: Job) -> bool:
-    """Whether the recipe has a start."""
-    return any(isinstance(stage, Start) for stage in job.recipe.stages)
+def has_start(recipe: Recipe) -> bool:
+    """Whether a recipe has a start."""
+    return any(isinstance(stage, Start) for stage in recipe.stages)
 
 
 def tokenizer_of(job: Job) -> Tokenizer:
     """The tokenizer that the start left, or will leave; in a recipe without a start the one that its environment
     prescribes.
     """
-    given = None if has_start(job) else given_tokenizer(environments_of(job.recipe))
+    given = None if has_start(job.recipe) else given_tokenizer(environments_of(job.recipe))
     if given is not None:
         if given.vocab_size > job.model.vocab:
             raise ConfigError(
@@ -184,15 +184,13 @@ def learns_tokenizer(recipe: Recipe, stage: str) -> bool:
     settings = next(getattr(other, "env", None) or recipe.env for other in recipe.stages if other.name == stage)
     if not isinstance(settings, QuestionSettings) or settings.data != stage or settings.in_shards:
         return False
-    given = (
-        any(isinstance(other, Start) for other in recipe.stages) or given_tokenizer(environments_of(recipe)) is not None
-    )
+    given = has_start(recipe) or given_tokenizer(environments_of(recipe)) is not None
     return settings.own_tokenizer or not given
 
 
 def text_tokenizer(job: Job) -> Tokenizer:
     """The tokenizer of a recipe of text: that of its start, or the one that was learnt in the place of one."""
-    if has_start(job):
+    if has_start(job.recipe):
         return tokenizer_of(job)
     learnt = next((stage.name for stage in job.recipe.stages if learns_tokenizer(job.recipe, stage.name)), None)
     return (learnt and learnt_tokenizer(job, learnt)) or tokenizer_of(job)

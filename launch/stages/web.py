@@ -4,7 +4,6 @@ training loop.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -103,8 +102,3 @@ def fit_items(
 
     steps = max(1, round(training.epochs * count / each))
     return {"steps": steps, "items": count, **fit(job, stage, engine, training, steps, portion, loss, describe)}
-
-
-def seeded(job: Job, stage: str) -> random.Random:
-    """A stage's own random numbers."""
-    return random.Random(f"{job.recipe.seed} {stage}")

@@ -13,7 +13,7 @@ from ...rl.webrl.actor import WITH_REFERENCE, row, settings, weigh
 from ...rl.webrl.critic import state_row, twin_score
 from ..job import Job, log
 from ..settings.web import WebActor
-from .common import build_engine, step_folder
+from .common import build_engine, first_checkpoint
 from .web import fit_items, prompter_of, score_all
 from .web_critic import build_twin
 from .web_replay import Experience, experience_of
@@ -53,9 +53,8 @@ def run(stage: WebActor, job: Job) -> dict[str, Any]:
         log.warning(
             "stage %s: method %s keeps no step of this phase; the actor stays as it is", stage.name, stage.method
         )
-        where = step_folder(job.checkpoints(stage.name), 0)
-        build_engine(job, None, stage.init).save(where, {})
-        return {"steps": 0, "items": 0, "checkpoint": str(where.relative_to(job.run.path)), **counts}
+        unchanged = first_checkpoint(job, stage.name, build_engine(job, None, stage.init))
+        return {"steps": 0, "items": 0, "checkpoint": unchanged, **counts}
     reference = {}
     if stage.method in WITH_REFERENCE:
         rows_ = [TrainSequence(w.step.ids) for w in weighed]

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...core.checkpoint import Stored
 from ...core.config import OptimizerConfig
 from ...core.engine import Engine
 from ...data.packing import TrainSequence
-from ...models.gpt import build_gpt
 from ...rl.webrl.critic import state_row, twin_loss
 from ..job import Job
 from ..settings.web import WebCritic
-from .common import load_final, open_final
+from .common import build_engine, load_final
 from .web import fit_items, prompter_of
 from .web_replay import experience_of
 
 
 def build_twin(job: Job, optimizer: OptimizerConfig | None, init: str, resume: str | None = None) -> Engine:
     """A critic: an earlier one's weights, or a policy's with fresh heads."""
-    builder = build_gpt(job.model, value_head="twin", loaded=True)
-    engine = Engine(builder, job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
-    if resume is not None:
-        reader = open_final(job, resume)
-        engine.load_weights(lambda name: Stored(reader, name))
-    else:
-        load_final(job, engine, init)
+    if resume is None:
+        return build_engine(job, optimizer, init, value_head="twin")
+    engine = build_engine(job, optimizer, value_head="twin", loaded=True)
+    load_final(job, engine, resume, plain=True)
     return engine
 
 

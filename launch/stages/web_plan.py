@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -228,7 +229,7 @@ def _random(job: Job, stage: WebPlan, tasks: list[SiteTask]) -> Results:
     players, results = Players(sites_of(job), prompter_of(job), "test"), Results()
     for number, task in enumerate(tasks):
         episode = players.episode(0, task, number, 0)
-        act_randomly(episode, seeded(job, f"{stage.name} random {number}"))
+        act_randomly(episode, random.Random(f"{job.recipe.seed} {stage.name} random {number}"))
         if episode.fault is None:
             results[number] = (task.task.sites[0], episode.solved)
     return results
