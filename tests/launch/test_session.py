@@ -14,8 +14,7 @@ from terrella.launch import recipe
 from terrella.launch.commands.check_recipe import alone
 from terrella.launch.doubts import doubts
 from terrella.launch.settings.verbs import Reinforce
-from terrella.launch.stages.on_policy import picture
-from terrella.launch.stages.rl import TaskTrainer
+from terrella.launch.stages.on_policy import StageTrainer, picture
 from terrella.launch.stages.session import Session
 from terrella.rl.agents.config import WorldsEnvironment
 from terrella.rl.agents.tasks import WorldTasks
@@ -93,7 +92,7 @@ def test_a_picture_tells_faults_from_rewards() -> None:
 
 def test_refills_count_in_what_an_arm_cost() -> None:
     """A step's own episodes and those that were sampled in the place of groups without a signal: both acted."""
-    trainer = object.__new__(TaskTrainer)  # what `measure` reads, without weights
+    trainer = object.__new__(StageTrainer)  # what `measure` reads, without weights
     trainer.stage, trainer.mesh, trainer.counts = stage("algorithm: {kind: dapo, refills: 1}"), Mesh(), {"actions": 0}
     settings = build(WorldsEnvironment, parse_yaml("{kind: worlds, tags: [OpenSokoban]}", "env"))
     trainer.tasks = WorldTasks(settings, None, ByteTokenizer(), None)
