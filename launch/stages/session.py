@@ -11,7 +11,6 @@ from typing import Any
 
 from ...core.config import OptimizerConfig
 from ...core.engine import Engine
-from ...core.errors import ConfigError
 from ...data.trajectory import Role, Trajectory
 from ...rl.algorithms import needs
 from ...rl.algorithms.common import rows
@@ -157,12 +156,8 @@ class Session:
         self, algorithm: Algorithm, optimizer: OptimizerConfig | None, init: str, checkpoints: Checkpoints, start: int
     ) -> Engine | None:
         """The critic of an algorithm that has one, resumed with the policy; it is saved with it from then on."""
-        if "values" not in needs(algorithm):
+        if optimizer is None or "values" not in needs(algorithm):
             return None
-        if optimizer is None:
-            raise ConfigError(
-                f"critic: algorithm {algorithm.kind} trains one; give its optimizer, e.g. critic: {{lr: 1e-5}}"
-            )
         critic = build_engine(self.job, optimizer, init, value_head="scalar")
         if start:
             critic.load(step_folder(checkpoints.beside("critic"), start))

@@ -42,7 +42,7 @@ def stage(more: str) -> Reinforce:
 # which tests/rl/test_own_algorithm.py names
 @pytest.mark.parametrize("kind", [kind for kind in MODULES if kind != "path"])
 def test_every_algorithm_has_a_name_in_recipes(kind: str) -> None:
-    assert stage(f"algorithm: {{kind: '{kind}'}}").algorithm.kind == kind
+    assert stage(f"algorithm: {{kind: '{kind}'}}\ncritic: {{lr: 1e-3}}").algorithm.kind == kind
 
 
 def test_vllm_servers_in_a_recipe() -> None:
@@ -61,6 +61,7 @@ def test_vllm_servers_in_a_recipe() -> None:
         ("algorithm: {kind: grpo}\nrollouts: {sampler: {kind: vlm}}", "did you mean 'vllm'"),
         ("algorithm: {kind: dapo, overlong_length: 10}", "overlong_cache"),
         ("algorithm: {kind: grpo, tis_cap: 0}", "tis_cap"),
+        ("algorithm: {kind: ppo}", "critic: algorithm ppo trains one; give its optimizer"),
     ],
 )
 def test_mistakes_are_named(more: str, message: str) -> None:
