@@ -22,11 +22,12 @@ from ...kernels.policy import PolicySettings
 from ...rl.objective import logprob_score, make_loss
 from ...rl.tasks import Tasks
 from ..job import Job
-from ..settings.verbs import Tune
+from ..settings.base import OnPolicy
+from ..settings.verbs import OwnStage, Tune
 from .collect import HELD_OUT, TRAIN
 from .common import build_engine
 from .fit import Portion, fit
-from .verbs import environment, require_tasks, tokenizer_of
+from .verbs import environment, require_tasks, tokenizer_in
 
 KEPT = 1 << 24  # tokens of lessons kept in memory for the epochs to come
 LEARNT = (Role.ACTION, Role.STATE)
@@ -67,11 +68,14 @@ class Collected:
 
     def __init__(self, job: Job, data: str, part: str) -> None:
         collected = next(stage for stage in job.recipe.stages if stage.name == data)
-        self.key: int | None = getattr(getattr(collected, "env", None) or job.recipe.env, "lesson_key", None)
+        env: Any = getattr(collected, "env", None) or job.recipe.env
+        self.key: int | None = getattr(env, "lesson_key", None)
         folder = job.stage_folder(data) / part
         shards = ShardSet(folder, fields=["tokens.npy", "roles.npy"]) if any(folder.glob("*.tar")) else ()
         self.read = [_sequence(shards[i]) for i in range(len(shards))]
-        self.pad_id = tokenizer_of(job).pad_id
+        tokenizer = tokenizer_in(env, job)
+        assert tokenizer is not None, "codes are collected by no stage, and this one has finished"
+        self.pad_id = tokenizer.pad_id
 
     def __len__(self) -> int:
         return len(self.read)
@@ -142,7 +146,15 @@ def weighted(
 
 
 def check(stage: Tune, job: Job) -> None:
-    """Before the run starts: the environment opens, has training tasks, and they can be imitated."""
+    """Before the run starts: the stage whose tokens are matched trains on some; the environment opens, has training
+    tasks, and they can be imitated.
+    """
+    matched = next((other for other in job.recipe.stages if other.name == stage.match_tokens_of), None)
+    if matched is not None and not isinstance(matched, Tune | OnPolicy | OwnStage):
+        raise ConfigError(
+            f"stages: {stage.name}.match_tokens_of: '{matched.name}' of kind {matched.kind} counts no gradient tokens; "
+            "name a stage of kind sft or rl"
+        )
     if job.mesh.is_main and stage.data is None:
         with environment(stage, job) as tasks:
             require_tasks(tasks, "train", stage.name)
@@ -177,7 +189,12 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
         if stage.epochs is not None:
             steps = max(1, round(stage.epochs * len(lessons) / stage.sequences_per_step))
         elif stage.match_tokens_of is not None:
-            wanted = job.outcome(stage.match_tokens_of)["tokens"]
+            wanted = job.outcome(stage.match_tokens_of).get("tokens")
+            if not isinstance(wanted, int):
+                raise ConfigError(
+                    f"stages: {stage.name}.match_tokens_of: the outcome of '{stage.match_tokens_of}' has no whole "
+                    "number of tokens"
+                )
             steps = matched_steps(lessons, places_of, wanted, job.mesh)
         if stage.stretch_schedule:
             engine.optimizer_config = stretched(stage.optimizer, steps)
@@ -218,6 +235,7 @@ def held_out_loss(stage: Tune, job: Job, engine: Any) -> float | None:
     if not chosen:
         return None
     rows = [weighted(lesson, max(answer_tokens(chosen), 1), 0.0, 0) for lesson in chosen]
-    batches = pack(rows, budget=stage.microbatch_tokens, pad=False)
+    # a step's budget may be too small for one of them
+    batches = pack(rows, budget=max(stage.microbatch_tokens, *(len(row.ids) for row in rows)), pad=False)
     scored = engine.score(batches, logprob_score(1.0))
     return float(-sum((s["logprob"].cpu() * b.ce_weight_T).sum() for s, b in zip(scored, batches, strict=True)))

@@ -128,17 +128,23 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
         )
     if isinstance(settings, DataEnvironment | OwnEnvironment) and job.mesh.is_main:
         _require_same_files(settings, job)
-    made = made_for(settings, job)
-    if getattr(settings, "layout", None) is not None:
-        tokenizer = None  # its tokens are codes, and have no text
-    else:
-        tokenizer = learnt_tokenizer(job, made.name) if made else tokenizer_of(job)
+    made, tokenizer = made_for(settings, job), tokenizer_in(settings, job)
     # nobody knows yet how many tokens a prompt will have
     most = job.model.max_positions if tokenizer is not None else None
     loading_s = LOADING_S if job.run.token else CHECKING_S
     with open_tasks(settings, tokenizer or ByteTokenizer(), most, made, loading_s) as tasks:
         tasks.stage, tasks.seed, tasks.ranks = stage.name, job.recipe.seed, job.mesh.data_size
         yield tasks
+
+
+def tokenizer_in(settings: EnvironmentSettings, job: Job) -> Tokenizer | None:
+    """The tokenizer of an environment's texts; None where its tokens are codes, or the stage that learns it has not
+    finished.
+    """
+    if getattr(settings, "layout", None) is not None:
+        return None
+    made = made_for(settings, job)
+    return learnt_tokenizer(job, made.name) if made else tokenizer_of(job)
 
 
 def require_sampler(stage: Collect | Reinforce | Score, job: Job) -> None:

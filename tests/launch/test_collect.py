@@ -5,17 +5,23 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
 from terrella.core.errors import ConfigError
 from terrella.data.shards import ShardSet
-from terrella.data.trajectory import Role
+from terrella.data.tokenizers import TOKENIZER, ByteTokenizer
+from terrella.data.trajectory import Role, TokenSequence
 from terrella.launch import recipe
 from terrella.launch.commands.check_recipe import alone, look
 from terrella.launch.doubts import doubts, met_by, require_clear
-from terrella.launch.stages import collect
+from terrella.launch.settings.verbs import Collect
+from terrella.launch.stages import collect, sft
 from terrella.tests.sampling import in_turn
 
 PATIENCE_S = 900.0  # of a busy machine; a free one needs a quarter of a minute
@@ -123,6 +129,40 @@ def test_what_contradicts_itself_is_refused(tmp_path: Path, old: str, new: str, 
     assert old in RECIPE
     with pytest.raises(ConfigError, match=message):
         recipe.load(str(write(tmp_path, RECIPE.replace(old, new))))
+
+
+def test_tokens_are_matched_to_those_of_a_stage_that_counts_some(tmp_path: Path) -> None:
+    text = RECIPE.replace("init: sft, sequences_per_step: 4, steps: 2", "init: sft, sequences_per_step: 4, MATCHED")
+    for named, said in (("best", "collect"), ("start", "start"), ("sft", None)):
+        asked = recipe.load(str(write(tmp_path, text.replace("MATCHED", f"match_tokens_of: {named}"))))
+        job = alone(asked, tmp_path / "run")
+        stage = next(stage for stage in asked.stages if stage.name == "sft-best")
+        if said is None:
+            sft.check(stage, job)
+            continue
+        with pytest.raises(ConfigError, match=f"sft-best.match_tokens_of: '{named}' of kind {said} counts no gradient"):
+            sft.check(stage, job)
+
+
+def test_a_model_s_answers_are_read_with_the_tokenizer_that_a_data_stage_learnt(tmp_path: Path) -> None:
+    """Where a recipe has no start."""
+    shipped = recipe.load("text-game-tiny")
+    data, first, *_ = shipped.stages
+    best: Any = Collect(kind="collect", name="best", model="sft", prompts=4, least_reward=1.0)
+    asked = replace(shipped, stages=[data, first, best, replace(first, name="again", init="sft", data="best")])
+    job = alone(asked, tmp_path / "run")
+    job.stage_folder("data").mkdir(parents=True)
+    ByteTokenizer().save(job.stage_folder("data") / TOKENIZER)
+    (tmp_path / "run" / "stages" / "data.json").write_text("{}")
+    assert sft.Collected(job, "best", collect.TRAIN).pad_id == ByteTokenizer().pad_id
+
+
+def test_a_held_out_lesson_may_be_longer_than_a_step_takes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lesson = TokenSequence(tuple(range(9)), (Role.PROMPT, *[Role.ACTION] * 8))
+    monkeypatch.setattr(sft, "Collected", lambda *_: SimpleNamespace(read=[lesson, lesson]))
+    engine = SimpleNamespace(score=lambda batches, _: [{"logprob": -2.0 * torch.ones(b.num_tokens)} for b in batches])
+    stage: Any = SimpleNamespace(data="best", microbatch_tokens=4)
+    assert sft.held_out_loss(stage, cast(Any, None), engine) == pytest.approx(2.0)
 
 
 def test_a_stage_changes_some_settings_of_the_environment(tmp_path: Path) -> None:
