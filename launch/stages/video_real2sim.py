@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ConfigError, StorageError
-from ...core.files import file_digest, json_digest, read_json, write_json
+from ...core.files import file_digest, json_digest, make_folder, read_json, write_json
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.rollout.anew import make_or_remake
@@ -65,7 +65,7 @@ def check(stage: VideoReal2Sim, job: Job) -> None:
         if stage.judge is not None:
             raise ConfigError(f"{place}.judge: judges recorded episodes; the table-top scene has its detector")
         if stage.truth is not None:
-            load_truth(stage.truth)
+            truth_of(stage, stage.truth, video_settings(job).table)
         return
     recorded.require_own(stage.policies, f"{place}.policies")
     if stage.truth is None:
@@ -99,7 +99,6 @@ class Trial:
 
 def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     """Every rank imagines its share of the episodes; reality is asked once."""
-    job.mesh.require_even(stage.episodes, f"stages: {stage.name}.episodes")
     chosen = video_settings(job)
     made = made_for(chosen, job)
     assert made is not None
@@ -153,13 +152,7 @@ class Scene:
         self.stage, self.table, self.dims = stage, video_settings(job).table, video_settings(job).action_dims
         self.truth = in_simulator(stage, job)
         self.played: list[Any] = list(stage.policies)
-        require_made_so(self.truth, stage, self.table)
-        rates = self.truth["rates"]
-        keys = [f"{task}/{recorded.name_of(p)}" for task in stage.tasks for p in stage.policies]
-        missing = next((key for key in keys if key not in rates), None)
-        if missing is not None:
-            raise ConfigError(f"truth: {stage.truth} has no {missing}; write it anew with these tasks and policies")
-        n = stage.episodes
+        rates, keys, n = self.truth["rates"], played_in(stage), stage.episodes
         self.real = {key: Rate(rates[key]["wins"] / n, n) for key in keys}
         judged = [proportion(rates[key]["judged"], n).to_cell() for key in keys]
         self.rows = [{"name": "true frames, judged by the detector", "kind": "other", "cells": judged}]
@@ -243,17 +236,14 @@ class Recordings:
 
 def in_simulator(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     """True success by task and policy, the detector's verdict on true frames, and the first frames; made once."""
-    folder = job.stage_folder(stage.name)
-    if stage.truth is not None:
-        return load_truth(stage.truth)
-    if not job.mesh.from_main((folder / TRUTH).exists):
-        job.mesh.from_main(lambda: make_truth(stage, folder, video_settings(job).table))
-    return load_truth(str(folder / TRUTH))
+    folder, table = job.stage_folder(stage.name), video_settings(job).table
+    if stage.truth is None and not job.mesh.from_main((folder / TRUTH).exists):
+        job.mesh.from_main(lambda: make_truth(stage, folder, table))
+    return truth_of(stage, stage.truth or str(folder / TRUTH), table)
 
 
-def make_truth(stage: VideoReal2Sim, folder: Any, table: Table) -> None:
+def make_truth(stage: VideoReal2Sim, folder: Path, table: Table) -> None:
     """Play every task with every policy in the simulator and keep what happened."""
-    from ...core.files import make_folder
     from ...rl.video.record import EpisodePlan, play
 
     make_folder(folder)
@@ -277,6 +267,20 @@ def make_truth(stage: VideoReal2Sim, folder: Any, table: Table) -> None:
             first[task] = np.stack(starts)
     np.savez_compressed(folder / FIRST, allow_pickle=False, **first)
     keep_truth(folder, stage.episodes, rates, how_made(stage, table))
+
+
+def played_in(stage: VideoReal2Sim) -> list[str]:
+    """Every task with every policy, as the truth calls them."""
+    return [f"{task}/{recorded.name_of(policy)}" for task in stage.tasks for policy in stage.policies]
+
+
+def truth_of(stage: VideoReal2Sim, path: str, table: Table) -> dict[str, Any]:
+    """What make_truth kept, refused where it is not of the episodes, tasks and policies that the stage imagines."""
+    truth = load_truth(path)
+    require_made_so(truth, stage, table)
+    if missing := [key for key in played_in(stage) if key not in truth["rates"]]:
+        raise ConfigError(f"truth: {path} has no {missing[0]}; write it anew with these tasks and policies")
+    return truth
 
 
 def how_made(stage: VideoReal2Sim, table: Table) -> dict[str, Any]:
@@ -309,13 +313,17 @@ def load_truth(path: str) -> dict[str, Any]:
         raise ConfigError(
             f"truth: {path} is not there; run the stage once where MuJoCo is installed and copy its {TRUTH} and {FIRST}"
         )
+    if not isinstance(truth, dict) or not isinstance(truth.get("rates"), dict):
+        raise ConfigError(f"truth: {path} has no rates of tasks and policies; name the {TRUTH} of such a stage")
     beside = Path(path).with_name(FIRST)
+    if not beside.is_file():
+        raise StorageError(f"{beside}: is not there, and {path} was written with it; restore both, or delete both")
     if "digest" in truth:  # those of earlier releases have none
         if truth.pop("digest") != json_digest(truth):
             raise StorageError(
                 f"{path}: damaged, it does not match its own digest; restore it, or delete it and it is made again"
             )
-        if not beside.is_file() or truth.pop("frames") != file_digest(beside):
+        if truth.pop("frames") != file_digest(beside):
             raise StorageError(f"{beside}: is not the one that {path} was written with; restore both, or delete both")
     with np.load(beside, allow_pickle=False) as held:
         return truth | {"first": {name: held[name] for name in held.files}}
@@ -326,7 +334,7 @@ def describe(
 ) -> dict[str, Any]:
     """Success rates side by side, and how well each model agrees with reality."""
     n, names = stage.episodes, [recorded.name_of(p) for p in stage.policies]
-    keys = [f"{task}/{name}" for task in stage.tasks for name in names]
+    keys = played_in(stage)
     rows = [{"name": world.real_name, "kind": "ceiling", "cells": [world.real[k].to_cell() for k in keys]}, *world.rows]
     rows += [
         {"name": name, "kind": "model", "cells": [proportion(wins[k], n).to_cell() for k in keys]}

@@ -54,11 +54,19 @@ def episodes(job: Job, split: Split) -> Episodes:
 
 
 def check(stage: VideoTokenizerTraining, job: Job) -> None:
-    """Released weights are the recipe's tokenizer; or the weights of the perceptual loss are there."""
+    """Released weights are the recipe's tokenizer; or the weights of the perceptual loss are there, and every rank,
+    each of which holds the whole tokenizer whatever the layout of the transformer, has equally many clips.
+    """
     if stage.released is not None:
         check_released(resolve(stage.released), video_settings(job).tokenizer)
-    elif stage.loss.lpips:
+        return
+    if stage.loss.lpips:
         find_weights(stage.loss.net)
+    ranks = job.recipe.ranks
+    if stage.clips_per_step % ranks:
+        raise ConfigError(
+            f"stages: {stage.name}.clips_per_step = {stage.clips_per_step} must be a multiple of the {ranks} ranks"
+        )
 
 
 def run(stage: VideoTokenizerTraining, job: Job) -> dict[str, Any]:
@@ -89,12 +97,7 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
     )
     start = resume(job, stage.name, folder, trainer)
     progress = Progress(stage.name, stage.steps, start=start, speak=job.mesh.is_main)
-    ranks = job.mesh.ranks  # every rank holds the whole tokenizer, whatever the layout of the transformer
-    if stage.clips_per_step % ranks:
-        raise ConfigError(
-            f"stages: {stage.name}.clips_per_step = {stage.clips_per_step} must be a multiple of the {ranks} ranks"
-        )
-    share = stage.clips_per_step // ranks
+    share = stage.clips_per_step // job.mesh.ranks
     writer: Background | None = None  # of a state, one at a time
     begun = time.monotonic()
     for step, clips in read_ahead(stage, job, source, start, share):
@@ -104,7 +107,7 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
         values = trainer.step(frames, context, noted)
         if job.mesh.is_main and noted:
             took = time.monotonic() - begun
-            pictures = frames.shape[0] * frames.shape[1] * ranks
+            pictures = frames.shape[0] * frames.shape[1] * job.mesh.ranks
             job.run.metrics.append(
                 stage.name, done, {**values, "time/step_s": took, "time/frames_per_s": pictures / took}
             )

@@ -17,6 +17,7 @@ from ...rl.rollout.anew import make_or_remake
 from ...rl.rollout.open import open_sampler
 from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.statistics import paired_difference, proportion
+from ...rl.web_pages.config import WebPageEnvironment
 from ...rl.web_pages.tasks import WebPageTasks
 from ...rl.webrl.critic import state_row, twin_score
 from ...rl.webrl.episode import act_randomly
@@ -38,7 +39,7 @@ from ..settings.verbs import Reinforce, Tune
 from ..settings.web import WebPlan
 from .common import build_engine
 from .verbs import environment
-from .web import prompter_of, seeded, sites_of
+from .web import prompter_of, sites_of
 from .web_critic import build_twin
 
 ALL, BUDGET, SEED = "all", 16384, 51
@@ -50,16 +51,33 @@ def check(stage: WebPlan, job: Job) -> None:
     """Before the run starts: what an arm needs of the tasks and their sites is there."""
     tasks, elsewhere = _tasks(stage, job), lives_elsewhere(sites_of(job), "test")
     for arm in stage.arms:
+        where = f"stages: {stage.name}.arms: '{arm.name}'"
         if elsewhere and arm.world in ("true", "corrupted"):
             raise ConfigError(
-                f"stages: {stage.name}.arms: '{arm.name}': world: {arm.world} tries actions on a second copy of the "
-                "sites, which tasks of a file do not have; use world: model"
+                f"{where}: world: {arm.world} tries actions on a second copy of the sites, which tasks of a file do "
+                "not have; use world: model"
             )
         if arm.world != "none" and arm.value == "progress" and not all(t.steps for t in tasks):
             raise ConfigError(
-                f"stages: {stage.name}.arms: '{arm.name}': value: progress is the place on an oracle's way, which "
-                "tasks of a file do not have; use value: sampled"
+                f"{where}: value: progress is the place on an oracle's way, which tasks of a file do not have; use "
+                "value: sampled"
             )
+        if arm.world != "none" and arm.value == "critic" and job.recipe.parallel.model_size > 1:
+            raise ConfigError(
+                f"{where}: value: critic needs tensor, pipeline and context = 1, as every rank plans for itself"
+            )
+        if arm.world == "model":
+            trained = _trained(arm, job)
+            env = trained.env or job.recipe.env if isinstance(trained, Tune | Reinforce) else None
+            if not isinstance(env, WebPageEnvironment):
+                raise ConfigError(
+                    f"{where}: model: '{arm.model}' is no model of page changes; name one with an env of web-page"
+                )
+
+
+def _trained(arm: PlanArm, job: Job) -> Any:
+    """The stage that trained the world model of an arm."""
+    return next(stage for stage in job.recipe.stages if stage.name == arm.model)
 
 
 def _tasks(stage: WebPlan, job: Job) -> list[SiteTask]:
@@ -179,14 +197,8 @@ def _world(
     if arm.world == "none":
         return None, lambda: None
     if arm.world == "model":
-        assert arm.model is not None
-        trained = next(s for s in job.recipe.stages if s.name == arm.model)
-        pages = stack.enter_context(environment(trained, job)) if isinstance(trained, Tune | Reinforce) else None
-        if not isinstance(pages, WebPageTasks):
-            raise ConfigError(
-                f"stages: {stage.name}.arms: '{arm.model}' is no model of page changes; name one with an env of "
-                "web-page"
-            )
+        pages = stack.enter_context(environment(_trained(arm, job), job))
+        assert arm.model is not None and isinstance(pages, WebPageTasks)
         sampler, publish = _open(stage, job, arm.model, f"{arm.name} world", stack)
         params = pages.params(arm.max_new_tokens, 0.0)
         return LanguageWorld(sampler, pages.tokenizer, pages.style, params, seed, pages.multiple), publish
@@ -208,11 +220,6 @@ def _value(job: Job, arm: PlanArm, ways: dict[str, list[PredictedPage]], actor: 
     if arm.value == "sampled":
         params = SamplingParams(256, 1.0, stop_ids=prompter.stop_ids)
         return SampledValue(actor, prompter.tokenizer, params, fold(job.recipe.seed, SEED, 2), arm.budget)
-    if job.recipe.parallel.model_size > 1:
-        raise ConfigError(
-            f"stages: arm '{arm.name}': value: critic needs tensor, pipeline and context = 1, as every rank plans for "
-            "itself"
-        )
     assert arm.critic is not None
     critic = build_twin(job, None, arm.critic, resume=arm.critic)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from terrella.core.by_path import ByPath, OwnFile
-from terrella.core.errors import ConfigError
+from terrella.core.errors import ConfigError, StorageError
 from terrella.core.mesh import Mesh
 from terrella.core.rng import fold
 from terrella.launch import recipe, released
@@ -207,6 +207,35 @@ def test_a_batch_that_cannot_be_dealt_evenly_is_refused_before_the_first_stage()
         ConfigError, match=r"stages: rlvr\.prompts_per_step = 128 must be a multiple of the 3 data ranks"
     ):
         check_stages([chosen], SimpleNamespace(mesh=Mesh(0, 3)))
+    tiny = recipe.load("video-tiny", ("ranks=3", "stages.tokenizer.clips_per_step=4", "stages.tokenizer.loss.lpips=0"))
+    tokenizer = next(s for s in tiny.stages if s.name == "tokenizer")
+    with pytest.raises(ConfigError, match=r"stages: tokenizer\.clips_per_step = 4 must be a multiple of the 3 ranks"):
+        check_stages([tokenizer], SimpleNamespace(mesh=Mesh(), recipe=tiny))
+
+
+def test_a_truth_of_other_trials_is_refused_before_the_first_stage(tmp_path: Path) -> None:
+    from terrella.launch.stages.video_real2sim import FIRST, TRUTH, check, how_made, keep_truth
+
+    tiny = recipe.load("video-tiny")
+    env: Any = tiny.env
+    stage = next(s for s in tiny.stages if s.name == "real2sim")
+    stage = replace(stage, truth=OwnFile(tmp_path / TRUTH))
+    job: Any = SimpleNamespace(recipe=tiny)
+    rates = {f"{t}/{p}": {"wins": 1, "judged": 1, "agree": 1} for t in stage.tasks for p in stage.policies}
+    np.savez_compressed(tmp_path / FIRST, close=np.zeros((1, 2, 2, 3), np.uint8))
+    keep_truth(tmp_path, stage.episodes, rates, how_made(stage, env.table))
+    check(stage, job)
+    with pytest.raises(ConfigError, match=r"truth\.json was made with first_seed = "):
+        check(replace(stage, first_seed=7), job)
+    keep_truth(tmp_path, stage.episodes, dict([*rates.items()][:-1]), how_made(stage, env.table))
+    with pytest.raises(ConfigError, match=f"truth\\.json has no {[*rates][-1]}"):
+        check(stage, job)
+    (tmp_path / FIRST).unlink()
+    with pytest.raises(StorageError, match=r"first\.npz: is not there"):
+        check(stage, job)
+    (tmp_path / TRUTH).write_text("[1, 2]")
+    with pytest.raises(ConfigError, match=r"truth\.json has no rates of tasks and policies"):
+        check(stage, job)
 
 
 def test_the_table_is_the_one_that_the_settings_say_for_everybody() -> None:

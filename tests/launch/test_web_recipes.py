@@ -81,6 +81,32 @@ def test_arms_that_need_an_oracle_or_a_second_world_are_refused_on_tasks_of_a_fi
             web_plan.check(stage, job)
 
 
+@pytest.mark.parametrize(
+    ("arm", "words"),
+    [
+        ({"world": "model", "model": "sft", "value": "sampled"}, "'a': model: 'sft' is no model of page changes"),
+        ({"world": "true", "value": "critic", "critic": "critic"}, "'a': value: critic needs tensor, pipeline"),
+        ({"world": "none", "value": "critic", "critic": "critic"}, None),  # which asks no value
+    ],
+)
+def test_arms_that_cannot_be_played_are_refused_before_the_first_stage(
+    arm: dict, words: str | None, tmp_path: Path
+) -> None:
+    config = recipe.load("mpc-sites-tiny", ("ranks=2", "parallel.tensor=2"))
+    planned = next(stage for stage in config.stages if stage.kind == "web-plan")
+    stage, job = replace(planned, arms=[PlanArm("a", **arm)], headline=None), alone(config, tmp_path / "run")
+    if words is None:
+        web_plan.check(stage, job)
+    else:
+        with pytest.raises(ConfigError, match=words):
+            web_plan.check(stage, job)
+
+
+def test_sampling_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"top_p: 1.5 must be in \(0, 1\]"):
+        recipe.load("mpc-sites-tiny", ("stages.plan.top_p=1.5",))
+
+
 def scripts(settings: WebSiteEnvironment, n: int) -> list[str]:
     tasks = SiteTasks(settings, None, ByteTokenizer(), None)
     return tasks.scripts(tasks.some(n))
