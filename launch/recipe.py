@@ -15,9 +15,9 @@ from ..rl.own.config import EnvironmentSettings
 from .model_folder import fill_in
 from .recipe_files import find, tree_of
 from .settings.base import Export, positive, references, sources
-from .settings.verbs import Collect, Reinforce, Score, Start, Tune, VerbStage
+from .settings.verbs import Collect, OwnStage, Reinforce, Score, Start, Tune, VerbStage
 from .settings.video import VideoStage, VideoTokenizerTraining
-from .settings.web import WebStage, expand
+from .settings.web import WebActor, WebCritic, WebOrm, WebStage, expand
 
 RENAMED = {
     "language-start": "start",
@@ -58,6 +58,7 @@ MOVED = {
     "video-tokens": "video whose data",
 }  # of these, the kinds of environments that have their settings now, and the setting that names the stage
 Stage = VerbStage | WebStage | VideoStage | Export
+LEAVING_MODELS = Start | Tune | Reinforce | OwnStage | WebOrm | WebCritic | WebActor
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Recipe:
                     )
             names.append(stage.name)
             env = getattr(stage, "env", None) or self.env
-            _require_models(stage, env, [other for other in self.stages if isinstance(other, Collect | Score)])
+            _require_models(stage, env, [other for other in self.stages if not isinstance(other, LEAVING_MODELS)])
             if isinstance(stage, Collect | VideoTokenizerTraining) and stage.name in sources(env).values():
                 makers[stage.name] = env
             elif isinstance(stage, Collect) and stage.prompts is None:
@@ -136,11 +137,11 @@ def _has_start(recipe: Recipe, stage: Tune) -> bool:
     return not own and any(isinstance(other, Start) for other in recipe.stages)
 
 
-def _require_models(stage: Any, env: Any, untrained: list[Collect | Score]) -> None:
+def _require_models(stage: Any, env: Any, untrained: list[Any]) -> None:
     """Refuse a stage that would start from, ask or evaluate the model of one that leaves none."""
     asked = {f"env.{key}": [getattr(env, key)] for key in getattr(env, "models", ())} if hasattr(stage, "env") else {}
-    asked |= {key: [getattr(stage, key, None)] for key in ("init", "model")}
-    asked["models"] = stage.evaluated if isinstance(stage, Score) else []
+    asked |= {key: [getattr(stage, key, None)] for key in ("init", "model", "actor", "orm", "resume")}
+    asked["models"] = getattr(stage, "evaluated", getattr(stage, "models", []))
     for key, names in asked.items():
         for other in untrained:
             if other.name in names:

@@ -88,8 +88,11 @@ def open_final(job: Job, stage: str) -> CheckpointReader:
     """The verified checkpoint that a stage ended with. Nothing takes the place of a damaged one but the same steps
     again.
     """
+    place = job.outcome(stage).get("checkpoint")
+    if place is None:  # of a stage of the user's own
+        raise ConfigError(f"stages: '{stage}' left no model: its outcome has no 'checkpoint', a path within the run")
     try:
-        return open_verified(job.run.path / job.outcome(stage)["checkpoint"])
+        return open_verified(job.run.path / place)
     except (StorageError, ConfigError) as error:
         raise StorageError(
             f"{error}. Stage '{stage}' ended with this checkpoint: restore it from a backup, or add --back-to {stage} "

@@ -22,6 +22,7 @@ from terrella.launch.commands.check_recipe import alone, look
 from terrella.launch.doubts import doubts, met_by, require_clear
 from terrella.launch.settings.verbs import Collect
 from terrella.launch.stages import collect, sft
+from terrella.launch.stages.common import open_final
 from terrella.tests.sampling import in_turn
 
 PATIENCE_S = 900.0  # of a busy machine; a free one needs a quarter of a minute
@@ -155,6 +156,14 @@ def test_a_model_s_answers_are_read_with_the_tokenizer_that_a_data_stage_learnt(
     ByteTokenizer().save(job.stage_folder("data") / TOKENIZER)
     (tmp_path / "run" / "stages" / "data.json").write_text("{}")
     assert sft.Collected(job, "best", collect.TRAIN).pad_id == ByteTokenizer().pad_id
+
+
+def test_a_stage_of_one_s_own_without_a_checkpoint_leaves_no_model(tmp_path: Path) -> None:
+    job = alone(recipe.load(str(write(tmp_path, RECIPE))), tmp_path / "run")
+    (tmp_path / "run" / "stages").mkdir(parents=True)
+    (tmp_path / "run" / "stages" / "start.json").write_text('{"steps": 3}')
+    with pytest.raises(ConfigError, match="'start' left no model: its outcome has no 'checkpoint'"):
+        open_final(job, "start")
 
 
 def test_a_held_out_lesson_may_be_longer_than_a_step_takes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

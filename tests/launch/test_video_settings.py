@@ -102,6 +102,8 @@ def test_distances_that_a_tokenizer_never_saw_are_told_of(tmp_path: Path) -> Non
         ("env.episodes=nowhere", "'data' refers to 'nowhere', which is no earlier stage"),
         ("env.tokenizer_stage=data", "'tokenizer' makes a tokenizer that env.tokenizer_stage does not name"),
         ("stages.real2sim.repetition_penalty=0", "repetition_penalty: 0.0 must be above 0"),
+        ("stages.pretrain.init=tokenizer", "init: 'tokenizer' of kind video-tokenizer leaves no model"),
+        ("stages.real2sim.models=[tokenizer]", "models: 'tokenizer' of kind video-tokenizer leaves no model"),
         ("stages.pretrain.env={history: 2}", "'pretrain': env.history: differs from that of 'data'"),
         ("stages.data.kind=video-data", "settings in an env of kind video whose episodes is this stage"),
         ("stages.tokens.kind=video-tokens", "'collect' now; write that, and its settings in an env of kind video"),

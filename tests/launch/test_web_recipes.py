@@ -102,9 +102,11 @@ def test_arms_that_cannot_be_played_are_refused_before_the_first_stage(
             web_plan.check(stage, job)
 
 
-def test_sampling_that_cannot_be_is_refused() -> None:
+def test_sampling_and_actors_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"top_p: 1.5 must be in \(0, 1\]"):
         recipe.load("mpc-sites-tiny", ("stages.plan.top_p=1.5",))
+    with pytest.raises(ConfigError, match="'plan': actor: 'demos' of kind collect leaves no model"):
+        recipe.load("mpc-sites-tiny", ("stages.plan.actor=demos",))
 
 
 def scripts(settings: WebSiteEnvironment, n: int) -> list[str]:
