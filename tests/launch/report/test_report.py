@@ -470,6 +470,25 @@ def test_the_first_frame_is_one_room_before_and_after(tmp_path):
         build_report(run)
 
 
+def test_rewards_are_numbers_with_a_baseline_and_no_shares(tmp_path):
+    """Whether they lie between 0 and 1 or beyond."""
+
+    def cell(value: float) -> dict[str, float]:
+        return {"value": value, "low": value - 0.1, "high": value + 0.1, "n": 20}
+
+    run = make_run(tmp_path / "run", pretrain=10, grpo=6)
+    rows = [
+        {"name": "a", "kind": "baseline", "cells": [cell(0.5)]},
+        {"name": "b", "kind": "model", "cells": [cell(-3)]},
+    ]
+    table = {"title": "Tasks: mean reward", "unit": "reward", "columns": ["greedy"], "rows": rows}
+    (run / "results" / "reward.json").write_text(json.dumps(table))
+    loaded = load_run(run)
+    (shown,) = [table for table in build_tables([loaded]) if table.title == "Tasks: mean reward"]
+    assert [row.cells[0].text for row in shown.bodies[0][1]] == ["0.5", "-3"]
+    assert any("b in “greedy” (-3 against 0.5)" in finding.text for finding in check_tables(loaded.results))
+
+
 def test_shares_keep_their_interval_inside_0_and_1():
     few = mean_share([1.0] * 9 + [0.5])
     assert few.low < few.value < few.high == 1.0 and mean_share([0.0, 0.0, 0.1]).low == 0.0
