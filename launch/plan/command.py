@@ -245,7 +245,7 @@ def _parse(text: str, gpus: int) -> Layout:
         numbers = []
     if not 1 <= len(numbers) <= 6 or min(numbers) < 1:
         raise ConfigError(f"--layout {text}: write up to six whole numbers of at least 1, e.g. 4,8,5,1,1,1")
-    return Layout(gpus, *numbers)  # type: ignore[arg-type]
+    return Layout(gpus, *numbers)  # type: ignore[misc]
 
 
 def _judge(work: Work, layout: Layout, kind: str, cache_tokens: int, constants: Constants | None) -> None:

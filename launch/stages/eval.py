@@ -54,7 +54,7 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
                         job.mesh.from_main(lambda met=met: met.reset(TEST))
                         for temperature in stage.temperatures:
                             for part, asked in parts.items():
-                                kept = met.shown_as(arm.model, temperature, part)
+                                kept = met.shown_as(kept_as(arm, stage), temperature, part)
                                 shown = ({(arm.name, part): f"{stage.name}-{kept}"} if kept else {}) | shown
                                 judged[arm.name, temperature, part] = _play(
                                     stage, job, met, sampler, publish, asked, temperature, kept
@@ -87,6 +87,12 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
             write_json(make_folder(job.run.path / folder) / f"{stage.name}.json", page)
     job.mesh.barrier()
     return results.outcome
+
+
+def kept_as(arm: Arm, stage: Score) -> str:
+    """What the files of an arm's episodes are called after: its model, numbered where several arms ask the same one."""
+    alike = [other.name for other in stage.compared if other.model == arm.model]
+    return arm.model if len(alike) == 1 else f"{arm.model}.{alike.index(arm.name) + 1}"
 
 
 @contextmanager

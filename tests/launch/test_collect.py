@@ -22,6 +22,7 @@ from terrella.launch.commands.check_recipe import alone, look
 from terrella.launch.doubts import doubts, met_by, require_clear
 from terrella.launch.settings.verbs import Collect
 from terrella.launch.stages import collect, sft
+from terrella.launch.stages import eval as evaluation
 from terrella.launch.stages.common import open_final
 from terrella.tests.sampling import in_turn
 
@@ -207,6 +208,14 @@ def test_an_arm_that_is_judged_by_other_rules_is_told_of(tmp_path: Path) -> None
     assert ("warn", "stages.eval.arms") in found and not [what for level, what in found if level == "fail"]
     chosen = ARMS.replace("PLAY", "{max_turns: 4}").replace("model: sft}", "model: sft, env: {max_turns: 4}}")
     assert [*doubts(recipe.load(str(write(tmp_path, chosen))))] == []  # the arm says so
+
+
+def test_arms_of_one_model_keep_their_episodes_apart(tmp_path: Path) -> None:
+    text = ARMS.replace("PLAY", "{}").replace(
+        "model: sft}", "model: sft}, {name: three, model: sft, env: {max_turns: 1}}"
+    )
+    stage = recipe.load(str(write(tmp_path, text))).stages[-1]
+    assert [evaluation.kept_as(arm, stage) for arm in stage.arms] == ["start", "sft.1", "sft.2"]
 
 
 def test_an_arm_between_two_environments_is_refused(tmp_path: Path) -> None:
