@@ -67,11 +67,6 @@ class _Stream:
         return 0.0
 
 
-def installed() -> bool:
-    """Whether this process runs megatron-core on CPU."""
-    return _mode is not None
-
-
 def _import_uncompiled() -> None:
     """Import megatron-core with its small fused functions as they are written: torch.compile, which decorates them,
     would need a C++ compiler here, and loading it is a third of what a process takes to start.
