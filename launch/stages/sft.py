@@ -218,6 +218,6 @@ def held_out_loss(stage: Tune, job: Job, engine: Any) -> float | None:
     if not chosen:
         return None
     rows = [weighted(lesson, max(answer_tokens(chosen), 1), 0.0, 0) for lesson in chosen]
-    batches = pack(rows, budget=stage.microbatch_tokens, pad=False)
+    batches = pack(rows, budget=stage.microbatch_tokens)
     scored = engine.score(batches, logprob_score(1.0))
     return float(-sum((s["logprob"].cpu() * b.ce_weight_T).sum() for s, b in zip(scored, batches, strict=True)))
