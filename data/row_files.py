@@ -94,7 +94,7 @@ class ArrowRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._table: Any = _read_table(path)
+        self._table: Any = read_table(path)
         names = self._table.column_names
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -212,7 +212,8 @@ def _arrow_kind(kind: Any) -> str:
     return next((word for test, word in tests if test(kind)), "")
 
 
-def _read_table(path: Path) -> Any:
+def read_table(path: Path) -> Any:
+    """The table of a parquet or arrow file, checked."""
     try:
         import pyarrow
         import pyarrow.ipc

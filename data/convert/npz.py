@@ -4,6 +4,8 @@ Lossless.
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,7 @@ def read(source: Path, cursor: str | None, *, split: str = "all", frames: str = 
             continue
         try:
             sample = _load(path, frames)
-        except (ValueError, OSError, KeyError) as error:
+        except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
             yield Item(path.name, dropped="not a usable episode", where=f"{path.name}: {error}", done=done)
             continue
         yield Item(path.name, sample, key=path.stem.replace(".", "_"), where=path.name, done=done)

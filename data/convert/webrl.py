@@ -147,10 +147,10 @@ def _trace_items(path: Path, actions: Path, replay: str, done: float) -> Iterato
     try:
         steps = [json.loads(line) for _, line in json_lines(path.read_text(encoding="utf-8"))]
         score = float(json.loads(actions_file.read_text(encoding="utf-8"))["score"])
+        missing = next((k for s in steps for k in ("index", "html", "response", "target") if k not in s), None)
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         yield dropped(f"not readable: {type(error).__name__}")
         return
-    missing = next((k for s in steps for k in ("index", "html", "response", "target") if k not in s), None)
     if not steps or missing:
         yield dropped(f"a step without {missing}" if missing else "no steps")
         return
