@@ -166,7 +166,7 @@ class Prometheus:
 
         try:
             self.web = ThreadingHTTPServer((host, int(port)), Handler)
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # taken, or no port at all
             raise ConfigError(
                 f"sinks: prometheus cannot listen at '{place}' ({error}); set {PROMETHEUS_VARIABLE}=host:port"
             ) from error
