@@ -129,7 +129,7 @@ def _names_in(path: Path, key: str) -> list[str]:
     entries = held.get(key) if isinstance(held, dict) else None
     if not isinstance(entries, list):
         return []
-    names = [entry.get("filename") if isinstance(entry, dict) else entry for entry in entries]
+    names: list[Any] = [entry.get("filename") if isinstance(entry, dict) else entry for entry in entries]
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{path}: '{key}' must list names; copy the folder again")
     return names
