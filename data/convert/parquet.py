@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError, missing_extra
-from ..row_files import read_table
+from ...core.errors import ConfigError
+from ..row_files import pyarrow_for, read_table
 from ..schema import PAIR
 from .base import Item
 from .chat import openai_messages, text_sample
@@ -42,11 +42,7 @@ def _batches(path: Path) -> Iterator[tuple[int, Any]]:
         table = read_table(path)
         yield from ((table.num_rows, batch) for batch in table.to_batches(BATCH))
         return
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ConfigError(f"{path}: {missing_extra(error) or error}") from error
+    pyarrow = pyarrow_for(path)
     try:
         opened = pyarrow.parquet.ParquetFile(path)
         yield from ((opened.metadata.num_rows, batch) for batch in opened.iter_batches(BATCH))
