@@ -184,8 +184,11 @@ def _from_release(source: Path, cursor: str | None, replay: str) -> Iterator[Ite
     if not isinstance(held, list):
         raise ConfigError(f"{source}: expected a list of trajectories or of steps, found {type(held).__name__}")
     for number, entry in enumerate(held):
-        flat = isinstance(entry, dict)
-        records = [entry] if flat else (entry if any("mc_return" in r for r in entry) else add_returns(list(entry)))
+        records = [entry] if isinstance(entry, dict) else entry
+        if not isinstance(records, list) or not all(isinstance(r, dict) for r in records):
+            records = [{}]  # neither: dropped below
+        if isinstance(entry, list) and all("reward" in r and "mc_return" not in r for r in records):
+            add_returns(records)
         for i, record in enumerate(records):
             here = f"{number}:{i}"
             if cursor is not None and [number, i] <= [int(part) for part in cursor.split(":")]:
