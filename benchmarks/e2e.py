@@ -136,7 +136,7 @@ class Ours:
         rows = algorithms.prepare(
             self.algorithm, trajectories, Scores(device=self.engine.device), lambda value: [value]
         )
-        batches = pack(rows, budget=microbatch(self.case) * self.case.length, pad=False)
+        batches = pack(rows, budget=microbatch(self.case) * self.case.length)
         marks.append(time.perf_counter())
         result = self.engine.step(batches[:microbatches], self.loss)
         synchronize()

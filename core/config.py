@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -132,8 +133,6 @@ class PrecisionConfig:
 
 def learning_rate(config: OptimizerConfig, step: int) -> float:
     """The learning rate of update number `step`, counted from 0."""
-    import math
-
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":

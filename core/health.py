@@ -90,10 +90,11 @@ def operation(frame: FrameType | None) -> str:
 def machine(folder: Path) -> list[Check]:
     """Disk, memory, shared memory and limits of this host."""
     found = []
-    free, total = shutil.disk_usage(_existing(folder)).free, shutil.disk_usage(_existing(folder)).total
-    level = "fail" if free < 2e9 else "warn" if free < 20e9 else "ok"
+    folder = _existing(folder)
+    disk = shutil.disk_usage(folder)
+    level = "fail" if disk.free < 2e9 else "warn" if disk.free < 20e9 else "ok"
     fix = "" if level == "ok" else "free space, or put the run elsewhere with --run"
-    found.append(Check(level, "disk", f"{free / 1e9:.0f} of {total / 1e9:.0f} GB free at {_existing(folder)}", fix))
+    found.append(Check(level, "disk", f"{disk.free / 1e9:.0f} of {disk.total / 1e9:.0f} GB free at {folder}", fix))
     memory = psutil.virtual_memory()
     low = memory.available < 2e9
     found.append(
@@ -318,7 +319,7 @@ def pace() -> Check:
     return Check("ok", "pace", f"{len(took)} ranks compute equally fast")
 
 
-def stragglers(seconds: list[float], factor: float = 1.5, floor_s: float = 0.05) -> list[int]:
-    """Ranks that took much longer than the median rank for the same work; of two ranks, than the other."""
+def stragglers(seconds: list[float], floor_s: float = 0.05) -> list[int]:
+    """Ranks that took half as long again as the median rank for the same work; of two ranks, as the other."""
     typical = sorted(seconds)[len(seconds) // 2 if len(seconds) > 2 else 0]
-    return [rank for rank, took in enumerate(seconds) if took > factor * typical and took - typical > floor_s]
+    return [rank for rank, took in enumerate(seconds) if took > 1.5 * typical and took - typical > floor_s]

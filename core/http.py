@@ -6,6 +6,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Mapping
+from http.client import HTTPException
 from typing import Any
 
 LARGEST = 4_000_000  # bytes of an answer
@@ -15,16 +16,20 @@ def fetch(url: str, deadline_s: float, body: Any = None, headers: Mapping[str, s
     """What the address answers: to a GET, or with a body to a POST of it as JSON.
 
     Raises OSError where no whole answer comes: HTTPError for a status that is no success, TimeoutError past the
-    deadline or LARGEST.
+    deadline or LARGEST, ConnectionError where it breaks off.
     """
     data = None if body is None else json.dumps(body).encode()
     kind = {} if body is None else {"Content-Type": "application/json"}
     end, answer = time.monotonic() + deadline_s, b""
-    with urllib.request.urlopen(
-        urllib.request.Request(url, data, {**kind, **(headers or {})}), timeout=deadline_s
-    ) as reply:
-        while part := reply.read1(65536):  # the socket's timeout alone would let an answer drip for ever
-            answer += part
-            if time.monotonic() > end or len(answer) > LARGEST:
-                raise TimeoutError(f"the answer was not whole within {deadline_s:g} s and {LARGEST:,} bytes")
+    request = urllib.request.Request(url, data, {**kind, **(headers or {})})
+    try:
+        with urllib.request.urlopen(request, timeout=deadline_s) as reply:
+            while part := reply.read1(65536):  # the socket's timeout alone would let an answer drip for ever
+                answer += part
+                if time.monotonic() > end or len(answer) > LARGEST:
+                    raise TimeoutError(f"the answer was not whole within {deadline_s:g} s and {LARGEST:,} bytes")
+            if missing := getattr(reply, "length", None):  # of those that its header stated
+                raise ConnectionError(f"the answer broke off {missing} bytes before its end")
+    except HTTPException as error:  # no OSError: a chunk that ends early, words that are not HTTP
+        raise ConnectionError(f"the answer is not whole: {type(error).__name__}: {error}") from error
     return answer

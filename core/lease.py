@@ -23,19 +23,30 @@ from pathlib import Path
 
 import psutil
 
-from .errors import LeaseError, StorageError
+from .errors import DeadlineError, LeaseError, StorageError
 from .files import read_json, storage_errors, write_json
 
 log = logging.getLogger("terrella")
 RENEW_S = 5.0
 TIMEOUT_S = 30.0
+LOCK_S = 60.0  # what is done under the lock takes milliseconds
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    path = folder / "lease.lock"
+    path, deadline = folder / "lease.lock", time.monotonic() + LOCK_S
     with storage_errors(path), open(path, "w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise DeadlineError(
+                        f"{path}: another process has kept it locked for {LOCK_S:g} s; it may be stopped (Ctrl-Z): let "
+                        "it go on, or end it"
+                    ) from None
+            time.sleep(0.05)
         yield
 
 

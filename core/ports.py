@@ -19,9 +19,9 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now. It lies below those that the kernel gives to outgoing connections: whoever is to listen
-    there may need many seconds to start, and meanwhile no connection gets it by chance."""
+def free_port() -> int:
+    """A port of this machine that is free now. It lies below those that the kernel gives to outgoing connections:
+    whoever is to listen there may need many seconds to start, and meanwhile no connection gets it by chance."""
     try:
         last = min(LAST, int(OUTGOING.read_text().split()[0]))
     except (OSError, ValueError, IndexError):
@@ -30,12 +30,12 @@ def free_port(host: str = "127.0.0.1") -> int:
     for port in [draw.randrange(FIRST, last) for _ in range(50)] if last > FIRST else []:
         try:
             with socket.socket() as probe:
-                probe.bind((host, port))
+                probe.bind(("127.0.0.1", port))
                 return port
         except OSError:
             continue
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable
 
 PLAIN_EVERY_S = 10.0
 LIVE_EVERY_S = 0.2
@@ -32,18 +31,16 @@ def say(line: str) -> None:
 class Progress:
     """Counts towards `total`; `speak=False` makes it silent on the other ranks."""
 
-    def __init__(
-        self, title: str, total: int, *, start: int = 0, speak: bool = True, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.title, self.total, self.start, self.speak, self.now = title, total, start, speak, now
-        self.begun = self.last = now()
+    def __init__(self, title: str, total: int, *, start: int = 0, speak: bool = True) -> None:
+        self.title, self.total, self.start, self.speak = title, total, start, speak
+        self.begun = self.last = time.monotonic()
         self.live = speak and sys.stdout.isatty()
         if speak and start:
             self._print(f"{title}: resuming at {start} of {total}")
 
     def update(self, done: int, text: str = "") -> None:
         """Tell how far it is; printed at most every few seconds, and at the end."""
-        moment = self.now()
+        moment = time.monotonic()
         every = LIVE_EVERY_S if self.live else PLAIN_EVERY_S
         if not self.speak or (moment - self.last < every and done < self.total):
             return

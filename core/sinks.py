@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from .errors import ConfigError
+from .files import write_atomic
 
 SinkName = Literal["tensorboard", "wandb", "prometheus"]
 PROMETHEUS_VARIABLE = "TERRELLA_PROMETHEUS"  # host:port to listen at; the default is this machine alone, port 9464
@@ -112,6 +114,17 @@ class TensorBoard:
         self.writer.close()
 
 
+def wandb_id(folder: Path) -> str:
+    """The id under which Weights & Biases knows a run. It is kept in the run's folder: folders of different runs are
+    often called alike, after the recipe, and one id would join their curves.
+    """
+    path, name = folder / "logs" / "wandb.id", folder.resolve().name
+    if not path.exists():
+        earlier = (folder / "logs" / "wandb").is_dir()  # begun by a release that took the folder's name
+        write_atomic(path, name if earlier else f"{name}-{uuid.uuid4().hex[:8]}")
+    return path.read_text(encoding="utf-8")
+
+
 class WandB:
     """A run that Weights & Biases resumes under the same id when ours is resumed."""
 
@@ -120,7 +133,7 @@ class WandB:
 
         self.table = wandb.Table
         self.run = wandb.init(
-            project="terrella", name=name, id=folder.resolve().name, dir=str(folder / "logs"), resume="allow"
+            project="terrella", name=name, id=wandb_id(folder), dir=str(folder / "logs"), resume="allow"
         )
 
     def write(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
@@ -166,7 +179,7 @@ class Prometheus:
 
         try:
             self.web = ThreadingHTTPServer((host, int(port)), Handler)
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # taken, or no port at all
             raise ConfigError(
                 f"sinks: prometheus cannot listen at '{place}' ({error}); set {PROMETHEUS_VARIABLE}=host:port"
             ) from error

@@ -18,6 +18,8 @@ from ..core.batch import PackedBatch
 from ..core.mesh import Mesh
 from .packing import FIELDS, SequenceTable, TrainSequence, build_batch, pack, plan_ranks, unpack
 
+PADDING = TrainSequence(np.zeros(2, np.int64))  # one position, which nothing weighs
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -57,7 +59,7 @@ def spread(rows: Sequence[TrainSequence], budget: int, mesh: Mesh, hidden: int =
     """
     each = mesh.parallel.pipeline if mesh.parallel.virtual_pipeline > 1 else 1
     if mesh.data_size == each == 1:
-        return Spread(pack(rows, budget=budget, pad=False), mesh, (len(rows),))
+        return Spread(pack(rows, budget=budget), mesh, (len(rows),))
     used = {name for row in rows for name in FIELDS if getattr(row, name) is not None}
     gathered = mesh.gather(([len(row.ids) - 1 for row in rows], used))
     counts = tuple(len(sizes) for sizes, _ in gathered)
@@ -78,12 +80,6 @@ def spread(rows: Sequence[TrainSequence], budget: int, mesh: Mesh, hidden: int =
 
 def _batch(chosen: list[int], rows: dict[int, TrainSequence], names: Sequence[str]) -> PackedBatch:
     """One microbatch with every field that any rank uses, so that all ranks measure the same things."""
-    if not chosen:
-        none = np.zeros(0, np.int64)
-        blank = SequenceTable(none, none, none, {name: np.zeros(0, np.float32) for name in names})
-        return build_batch(blank, none, 1)
-    table = SequenceTable.of([rows[i] for i in chosen])
+    table = SequenceTable.of([rows[i] for i in chosen] or [PADDING])
     table.fields.update({name: np.zeros(len(table.ids_N), np.float32) for name in names if name not in table.fields})
-    return replace(
-        build_batch(table, np.arange(len(chosen)), int((table.lengths_S - 1).sum())), sequence_ids=tuple(chosen)
-    )
+    return replace(build_batch(table, np.arange(len(table))), sequence_ids=tuple(chosen))

@@ -130,24 +130,10 @@ class SequenceTable:
         return int(np.searchsorted(self.starts_S, at, side="right")) - 1
 
 
-def pack(
-    sequences: Sequence[TrainSequence] | SequenceTable,
-    *,
-    budget: int | None = None,
-    pad: bool = True,
-    multiple: int = 1,
-) -> list[PackedBatch]:
-    """Batches of at most `budget` positions by best fit, padded up to it when `pad`; without a budget one batch of all,
-    as they are.
-
-    `multiple` rounds the size of an unpadded batch up (tensor or context parallel layouts ask for it). Padding is a
-    last document without a sequence id, and all its weights are 0.
-    """
-    table = _table(sequences)
-    return [
-        build_batch(table, chosen, _size(table, chosen, budget, pad, multiple))
-        for chosen in plan_batches(table.lengths_S - 1, budget)
-    ]
+def pack(sequences: Sequence[TrainSequence], *, budget: int | None = None) -> list[PackedBatch]:
+    """Batches of at most `budget` positions by best fit; without a budget one batch of all."""
+    table = SequenceTable.of(sequences)
+    return [build_batch(table, chosen) for chosen in plan_batches(table.lengths_S - 1, budget)]
 
 
 def plan_batches(sizes_S: np.ndarray, budget: int | None) -> list[np.ndarray]:
@@ -219,24 +205,21 @@ def _require_fit(sizes_S: np.ndarray, budget: int) -> None:
         raise ValueError(f"sequence {which} needs {largest} positions, the budget is {budget}; raise the budget")
 
 
-def build_batch(table: SequenceTable, chosen: np.ndarray, size: int) -> PackedBatch:
-    """One batch of the chosen sequences in that order, padded to `size` positions."""
+def build_batch(table: SequenceTable, chosen: np.ndarray) -> PackedBatch:
+    """One batch of the chosen sequences in that order."""
     spans = table.lengths_S[chosen] - 1
-    used = int(spans.sum())
     ends = np.cumsum(spans)
-    positions = np.arange(used) - np.repeat(ends - spans, spans)
+    positions = np.arange(int(spans.sum())) - np.repeat(ends - spans, spans)
     index = np.repeat(table.starts_S[chosen], spans) + positions
-    blank = size - used
-    boundaries = [0, *ends.tolist(), *([size] if blank else [])]
-    tensors = {FIELDS[name]: _padded(values_N[index + 1], blank) for name, values_N in table.fields.items()}
+    tensors = {FIELDS[name]: torch.from_numpy(values_N[index + 1]) for name, values_N in table.fields.items()}
     if table.experts_N is not None:  # of the token that is fed, not of the one that is predicted
-        tensors["experts_T"] = _padded(table.experts_N[index], blank, -1)
+        tensors["experts_T"] = torch.from_numpy(table.experts_N[index])
     return PackedBatch(
-        tokens_T=_padded(table.ids_N[index], blank),
-        targets_T=_padded(table.ids_N[index + 1], blank),
-        positions_T=torch.from_numpy(np.concatenate([positions, np.arange(blank)])),
-        cu_seqlens_D1=torch.tensor(boundaries, dtype=torch.int32),
-        max_seqlen=max(int(spans.max()) if len(spans) else 0, blank),
+        tokens_T=torch.from_numpy(table.ids_N[index]),
+        targets_T=torch.from_numpy(table.ids_N[index + 1]),
+        positions_T=torch.from_numpy(positions),
+        cu_seqlens_D1=torch.tensor([0, *ends.tolist()], dtype=torch.int32),
+        max_seqlen=int(spans.max()),
         sequence_ids=tuple(int(i) for i in chosen),
         **tensors,
     )
@@ -260,21 +243,6 @@ def unpack(batches: Sequence[PackedBatch], values: Sequence[torch.Tensor | np.nd
     return dict(sorted(found.items()))
 
 
-def _table(sequences: Sequence[TrainSequence] | SequenceTable) -> SequenceTable:
-    return sequences if isinstance(sequences, SequenceTable) else SequenceTable.of(sequences)
-
-
-def _size(table: SequenceTable, chosen: np.ndarray, budget: int | None, pad: bool, multiple: int) -> int:
-    if budget is not None and pad:
-        if budget % multiple:
-            raise ValueError(
-                f"the token budget {budget} is not a multiple of {multiple}, which this parallel layout needs"
-            )
-        return budget
-    used = int((table.lengths_S[chosen] - 1).sum())
-    return max(-(-used // multiple) * multiple, multiple)
-
-
 def _experts(sequences: Sequence[TrainSequence]) -> np.ndarray | None:
     """The choices of all sequences end to end; those of sequences without any are the model's own."""
     shapes = {s.experts.shape[1:] for s in sequences if s.experts is not None}
@@ -288,9 +256,3 @@ def _experts(sequences: Sequence[TrainSequence]) -> np.ndarray | None:
         if len(part) != len(s.ids):
             raise ValueError(f"sequence {i}: experts of {len(part)} tokens for {len(s.ids)} ids")
     return np.concatenate(parts)
-
-
-def _padded(values: np.ndarray, blank: int, filler: int = 0) -> torch.Tensor:
-    if not blank:
-        return torch.from_numpy(values)
-    return torch.from_numpy(np.concatenate([values, np.full((blank, *values.shape[1:]), filler, values.dtype)]))

@@ -8,17 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ConfigError
-from .png import decode_png, encode_png
-
-FORMATS = ("png", "webp")
+from .png import decode_png
 
 
-def encode_picture(pixels: np.ndarray, form: str) -> bytes:
-    """Lossless PNG or WebP."""
-    if form == "png":
-        return encode_png(pixels)
-    if form != "webp":
-        raise ConfigError(f"frames={form!r}: expected one of {', '.join(FORMATS)}")
+def encode_webp(pixels: np.ndarray) -> bytes:
+    """Lossless WebP."""
     stream = io.BytesIO()
     # exact: without it the colours under full transparency are not kept
     _pillow().fromarray(pixels).save(stream, format="WEBP", lossless=True, exact=True)

@@ -12,16 +12,16 @@ MOST_PIXELS = 1 << 26  # 8,192 x 8,192
 _CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}
 
 
-def encode_png(image: np.ndarray, level: int = 6) -> bytes:
+def encode_png(image: np.ndarray) -> bytes:
     """uint8 [H, W] or [H, W, 3] as PNG. Each row is stored as its difference to the row above, which suits camera
     pictures.
     """
     image = np.asarray(image)
     _check_frame(image)
-    return _SIGNATURE + _head(image) + _chunk(b"IDAT", _filtered(image, level)) + _chunk(b"IEND", b"")
+    return _SIGNATURE + _head(image) + _chunk(b"IDAT", _filtered(image)) + _chunk(b"IEND", b"")
 
 
-def encode_apng(frames: np.ndarray, delay_ms: int, level: int = 6) -> bytes:
+def encode_apng(frames: np.ndarray, delay_ms: int) -> bytes:
     """uint8 [T, H, W, 3] as an animated PNG that plays for ever; a reader without animation shows the first frame."""
     frames = np.asarray(frames)
     _check_frame(frames[0])
@@ -31,7 +31,7 @@ def encode_apng(frames: np.ndarray, delay_ms: int, level: int = 6) -> bytes:
     for i, frame in enumerate(frames):
         out.append(_chunk(b"fcTL", struct.pack(">IIIIIHHBB", number, width, height, 0, 0, delay_ms, 1000, 0, 0)))
         number += 1
-        body = _filtered(frame, level)
+        body = _filtered(frame)
         if i == 0:
             out.append(_chunk(b"IDAT", body))
         else:
@@ -51,14 +51,14 @@ def _head(image: np.ndarray) -> bytes:
     return _chunk(b"IHDR", struct.pack(">IIBBBBB", image.shape[1], image.shape[0], 8, colour, 0, 0, 0))
 
 
-def _filtered(image: np.ndarray, level: int) -> bytes:
+def _filtered(image: np.ndarray) -> bytes:
     """Rows as differences to the row above, compressed."""
     rows = image.reshape(image.shape[0], -1)
     filtered = np.empty((rows.shape[0], rows.shape[1] + 1), np.uint8)
     filtered[:, 0] = 2
     filtered[0, 1:] = rows[0]
     np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])
-    return zlib.compress(filtered.tobytes(), level)
+    return zlib.compress(filtered.tobytes())
 
 
 def decode_png(data: memoryview | bytes) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 from .pictures import decode_picture
 
 WIDTH = 100
+COLUMNS, MOST_FRAMES = 6, 24  # of a contact sheet
 
 
 def describe(sample: dict[str, Any], *, lines: int = 40) -> Iterator[str]:
@@ -39,19 +40,19 @@ def describe(sample: dict[str, Any], *, lines: int = 40) -> Iterator[str]:
             yield f"  {field}: {len(value)} bytes"
 
 
-def contact_sheet(sample: dict[str, Any], *, columns: int = 6, most: int = 24) -> np.ndarray | None:
+def contact_sheet(sample: dict[str, Any]) -> np.ndarray | None:
     """The frames of a video sample side by side in one picture, evenly chosen; None when there are no pictures."""
     names = [f for f in sorted(sample) if f.startswith("frames.") and f != "frames.mp4"]
     if not names:
         return None
-    shown = np.unique(np.linspace(0, len(names) - 1, min(most, len(names))).round().astype(int))
+    shown = np.unique(np.linspace(0, len(names) - 1, min(MOST_FRAMES, len(names))).round().astype(int))
     chosen = [decode_picture(sample[names[i]]) for i in shown]
     chosen = [p if p.ndim == 3 else np.repeat(p[..., None], 3, axis=2) for p in chosen]
     height, width = chosen[0].shape[:2]
-    rows = -(-len(chosen) // columns)
-    sheet = np.full((rows * (height + 2), min(columns, len(chosen)) * (width + 2), 3), 255, np.uint8)
+    rows = -(-len(chosen) // COLUMNS)
+    sheet = np.full((rows * (height + 2), min(COLUMNS, len(chosen)) * (width + 2), 3), 255, np.uint8)
     for i, picture in enumerate(chosen):
-        top, left = i // columns * (height + 2) + 1, i % columns * (width + 2) + 1
+        top, left = i // COLUMNS * (height + 2) + 1, i % COLUMNS * (width + 2) + 1
         sheet[top : top + height, left : left + width] = picture[..., :3]
     return sheet
 
@@ -66,5 +67,6 @@ def _indented(text: str, by: int, most: int) -> Iterator[str]:
 
 def _numbers(array: np.ndarray) -> str:
     flat = array.reshape(-1)
-    head = " ".join(f"{v:g}" for v in flat[:12])
+    # foreign arrays may hold text, dates or records
+    head = " ".join(f"{v:g}" if isinstance(v, np.number) else str(v) for v in flat[:12])
     return head + (" ..." if flat.size > 12 else "")

@@ -94,7 +94,7 @@ class ArrowRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._table: Any = _read_table(path)
+        self._table: Any = read_table(path)
         names = self._table.column_names
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -212,13 +212,19 @@ def _arrow_kind(kind: Any) -> str:
     return next((word for test, word in tests if test(kind)), "")
 
 
-def _read_table(path: Path) -> Any:
+def pyarrow_for(path: Path) -> Any:
+    """The package that reads a file, or what to install for it."""
     try:
-        import pyarrow
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
         raise ConfigError(f"{path}: {missing_extra(error) or error}") from error
+    return pyarrow
+
+
+def read_table(path: Path) -> Any:
+    """The table of a parquet or arrow file, checked."""
+    pyarrow = pyarrow_for(path)
     try:
         if path.suffix == ".parquet":
             table = _read_parquet(path, pyarrow.parquet.ParquetFile(path))

@@ -100,12 +100,12 @@ def _files_at(path: Path) -> list[Path]:
 
 def _files_of(folder: Path) -> list[Path]:
     """The data files of a folder in name order, or those that a folder of `datasets` lists."""
-    splits = (read_json(folder / "dataset_dict.json") or {}).get("splits")
+    splits = _names_in(folder / "dataset_dict.json", "splits")
     if splits:
         raise ConfigError(f"{folder}: holds the splits {', '.join(splits)}; name one, as {folder / splits[0]}")
-    listed = (read_json(folder / "state.json") or {}).get("_data_files")
+    listed = _names_in(folder / "state.json", "_data_files")
     if listed:  # written by save_to_disk; other arrow files in the folder are its caches
-        files = [folder / Path(entry["filename"]).name for entry in listed]
+        files = [folder / Path(name).name for name in listed]
         missing = next((file for file in files if not file.is_file()), None)
         if missing is not None:
             raise ConfigError(f"{missing}: state.json lists it, and it is not here; copy the folder again")
@@ -121,6 +121,18 @@ def _files_of(folder: Path) -> list[Path]:
         both = " and ".join(splits)
         raise ConfigError(f"{folder}: holds files of {both}, which must not be mixed; name one file")
     return files
+
+
+def _names_in(path: Path, key: str) -> list[str]:
+    """The names that a file of `datasets` lists under a key; none where there is no such file or list."""
+    held = read_json(path)
+    entries = held.get(key) if isinstance(held, dict) else None
+    if not isinstance(entries, list):
+        return []
+    names: list[Any] = [entry.get("filename") if isinstance(entry, dict) else entry for entry in entries]
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{path}: '{key}' must list names; copy the folder again")
+    return names
 
 
 def render_prompt(row: dict[str, Any], template: str | None, where: str) -> str | list[dict[str, Any]]:
@@ -178,17 +190,16 @@ def _answer(row: dict[str, Any], column: str | None, where: str) -> Any:
     return next((row[name] for name in ANSWERS if row.get(name) is not None), None)
 
 
-def template_text(template: str, folder: Path = Path()) -> str:
-    """The text of a template: of the .jinja, .j2 or .txt file that it names in `folder`, else the template itself."""
+def template_text(template: str) -> str:
+    """The text of a template: of the .jinja, .j2 or .txt file that it names, else the template itself."""
     if "\n" in template or "{" in template:
         return template
     if not template.endswith((".jinja", ".j2", ".txt")):
         raise ConfigError(f"template: {template!r} uses no column ({{{{ name }}}}), and is no .jinja, .j2 or .txt file")
-    path = folder / template
     try:
-        return path.read_text(encoding="utf-8")
+        return Path(template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"template: {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise ConfigError(f"template: {template}: {getattr(error, 'strerror', None) or error}") from error
 
 
 @lru_cache(maxsize=16)

@@ -47,13 +47,17 @@ class Tokenizer(Protocol):
     def save(self, folder: str | Path) -> None: ...
 
 
-class CharTokenizer:
-    """One id per character of a fixed alphabet, after the three special tokens."""
+class _Small:
+    """The special tokens of our own tokenizers have the first ids."""
 
     pad_id: int = 0
     bos_id: int | None = 1
     eos_id: int = 2
     stop_ids: tuple[int, ...] = (2,)
+
+
+class CharTokenizer(_Small):
+    """One id per character of a fixed alphabet, after the three special tokens."""
 
     def __init__(self, alphabet: str) -> None:
         if len(set(alphabet)) != len(alphabet):
@@ -84,28 +88,16 @@ class CharTokenizer:
         return self.encode_array(text).tolist()
 
     def decode(self, ids: list[int] | tuple[int, ...] | np.ndarray, *, keep_special: bool = False) -> str:
-        first = 0 if keep_special else len(SPECIALS)
-        return "".join(self._pieces[i] for i in _in_vocabulary(ids, self.vocab_size) if i >= first)
+        return _joined(self._pieces, ids, keep_special)
 
     def save(self, folder: str | Path) -> None:
         """Write a Hugging Face tokenizer folder with the same ids."""
-        from tokenizers import Regex, decoders, models, pre_tokenizers
-        from tokenizers import Tokenizer as Fast
-
-        fast = Fast(models.WordLevel({piece: i for i, piece in enumerate(self._pieces)}, unk_token=SPECIALS[0]))
-        # pyright: ignore[reportAttributeAccessIssue]
-        fast.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        fast.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
-        _save_folder(folder, fast, {"kind": "char", "alphabet": self.alphabet})
+        _save_pieces(folder, self._pieces, r"[\s\S]", {"kind": "char", "alphabet": self.alphabet})
 
 
-class ByteTokenizer:
+class ByteTokenizer(_Small):
     """One id per byte of UTF-8, after the three special tokens: 259 ids, any text."""
 
-    pad_id: int = 0
-    bos_id: int | None = 1
-    eos_id: int = 2
-    stop_ids: tuple[int, ...] = (2,)
     vocab_size = 256 + len(SPECIALS)
 
     def encode_array(self, text: str) -> np.ndarray:
@@ -130,7 +122,6 @@ class ByteTokenizer:
 
         vocabulary = {piece: i for i, piece in enumerate([*SPECIALS, *_byte_level_alphabet()])}
         fast = Fast(models.BPE(vocab=vocabulary, merges=[]))
-        # pyright: ignore[reportAttributeAccessIssue]
         fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         fast.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
         _save_folder(folder, fast, {"kind": "byte"})
@@ -150,23 +141,18 @@ def _longest(pieces: Iterable[str]) -> str:
     return f"(?:{'|'.join(branches)})" + ("?" if ends else "")
 
 
-class PieceTokenizer:
+class PieceTokenizer(_Small):
     """Given pieces (tags, words) and single characters, the longest piece first, after three special tokens: for
     agents from scratch.
     """
-
-    pad_id: int = 0
-    bos_id: int | None = 1
-    eos_id: int = 2
-    stop_ids: tuple[int, ...] = (2,)
 
     def __init__(self, pieces: list[str]) -> None:
         if len(set(pieces)) != len(pieces) or not all(pieces):
             raise ValueError(f"the pieces repeat, or one is empty: {pieces!r}")
         self.pieces = pieces
-        self.vocab_size = len(SPECIALS) + len(pieces)
+        self._pieces = [*SPECIALS, *pieces]
+        self.vocab_size = len(self._pieces)
         self._ids = {piece: i for i, piece in enumerate(pieces, len(SPECIALS))}
-        self._pattern = "|".join(re.escape(piece) for piece in sorted(pieces, key=lambda p: (-len(p), p)))
         self._find = re.compile(_longest(pieces))
 
     def encode(self, text: str) -> list[int]:
@@ -181,33 +167,18 @@ class PieceTokenizer:
         return ids
 
     def decode(self, ids: list[int] | tuple[int, ...] | np.ndarray, *, keep_special: bool = False) -> str:
-        known = [*SPECIALS, *self.pieces]
-        first = 0 if keep_special else len(SPECIALS)
-        return "".join(known[i] for i in _in_vocabulary(ids, self.vocab_size) if i >= first)
+        return _joined(self._pieces, ids, keep_special)
 
     def save(self, folder: str | Path) -> None:
         """Write a Hugging Face tokenizer folder with the same ids."""
-        from tokenizers import Regex, decoders, models, pre_tokenizers
-        from tokenizers import Tokenizer as Fast
-
-        fast = Fast(
-            models.WordLevel({piece: i for i, piece in enumerate([*SPECIALS, *self.pieces])}, unk_token=SPECIALS[0])
-        )
-        # pyright: ignore[reportAttributeAccessIssue]
-        fast.pre_tokenizer = pre_tokenizers.Split(Regex(self._pattern), "isolated")
-        fast.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
-        _save_folder(folder, fast, {"kind": "pieces", "pieces": self.pieces})
+        pattern = "|".join(re.escape(piece) for piece in sorted(self.pieces, key=lambda p: (-len(p), p)))
+        _save_pieces(folder, self._pieces, pattern, {"kind": "pieces", "pieces": self.pieces})
 
 
-class BPETokenizer:
+class BPETokenizer(_Small):
     """Byte-pair encoding learnt from a few texts, for small models of structured text: any text, digits alone unless
     in a name.
     """
-
-    pad_id: int = 0
-    bos_id: int | None = 1
-    eos_id: int = 2
-    stop_ids: tuple[int, ...] = (2,)
 
     def __init__(self, fast: Any) -> None:
         self.fast = fast
@@ -365,6 +336,22 @@ def _byte_level_alphabet() -> list[str]:
     stand_in = {b: chr(b) for b in printable}
     spare = iter(range(0x100, 0x200))
     return [stand_in[b] if b in stand_in else chr(next(spare)) for b in range(256)]
+
+
+def _joined(pieces: list[str], ids: list[int] | tuple[int, ...] | np.ndarray, keep_special: bool) -> str:
+    first = 0 if keep_special else len(SPECIALS)
+    return "".join(pieces[i] for i in _in_vocabulary(ids, len(pieces)) if i >= first)
+
+
+def _save_pieces(folder: str | Path, pieces: list[str], pattern: str, mark: dict[str, Any]) -> None:
+    """A folder whose tokens are what the pattern finds in a text, one after the other."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Fast
+
+    fast = Fast(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token=SPECIALS[0]))
+    fast.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    fast.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    _save_folder(folder, fast, mark)
 
 
 def _save_folder(folder: str | Path, fast: Any, mark: dict[str, Any]) -> None:

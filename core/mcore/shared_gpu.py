@@ -74,13 +74,9 @@ def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
     """
     if getattr(dist.all_reduce, "staged", False):
         return
-    plain = {
-        name: getattr(dist, name)
-        for name in ("all_reduce", "broadcast", "all_gather", "isend", "irecv", "send", "recv")
-    }
-    plain |= {
-        name: getattr(dist, name) for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
-    }
+    replaced = ("all_reduce", "broadcast", "all_gather", "isend", "irecv")
+    replaced += ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+    plain = {name: getattr(dist, name) for name in replaced}
 
     def all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
         if not needs(tensor):

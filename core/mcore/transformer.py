@@ -68,7 +68,6 @@ def transformer_config(
             moe_aux_loss_coeff=0.0,
             moe_token_dispatcher_type="alltoall" if sent else "allgather",
             moe_grouped_gemm=False,
-            add_bias_linear=False,
         )
     if window:
         options.update(window_size=(window - 1, 0), window_attn_skip_freq=global_every)
@@ -94,7 +93,7 @@ def transformer_config(
         qk_layernorm=qk_norm,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
-        **{"add_bias_linear": False, **options},
+        add_bias_linear=False,
         add_qkv_bias=qkv_bias,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -124,6 +123,7 @@ def transformer_config(
         gradient_accumulation_fusion=True,
         persist_layer_norm=False,
         attention_softmax_in_fp32=True,
+        **options,
     )
 
 

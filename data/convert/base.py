@@ -88,6 +88,7 @@ class ConvertReport:
 
     converter: str
     source: str
+    options: dict[str, str] = field(default_factory=dict)
     read: int = 0
     written: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
@@ -128,13 +129,13 @@ def convert(
     kind = chosen.kind or options.pop("kind", None)
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"-o kind={kind}: expected one of {', '.join(KINDS)}")
-    report = ConvertReport(name, Path(source).name)
+    report = ConvertReport(name, Path(source).name, {key: str(value) for key, value in options.items()})
     if not chosen.urls and not Path(source).exists():
         raise ConfigError(f"{source}: not there")
     writer = None if out is None else ShardWriter(out, kind=kind, max_bytes=max_bytes, resume=resume, check=False)
     cursor = None
     if writer is not None and writer.cursor is not None:
-        cursor, report = writer.cursor["at"], ConvertReport(**writer.cursor["report"])
+        cursor, report = writer.cursor["at"], _begun(report, writer.cursor["report"], str(out))
     items = chosen.read()(source if chosen.urls else Path(source), cursor, **options)
     if limit is not None:
         items = islice(items, max(0, limit - report.read))
@@ -154,6 +155,18 @@ def convert(
         writer.close()
         store.write_bytes(store.join(out or ".", REPORT), encode_json(report.__dict__) + b"\n")
     return report
+
+
+def _begun(now: ConvertReport, stored: dict[str, Any], out: str) -> ConvertReport:
+    """The report that a conversion goes on from. Its cursor is a place in one source, and means nothing in another."""
+    for key in ("converter", "source", "options"):
+        before = stored.get(key, getattr(now, key))  # earlier releases kept no options
+        if before != getattr(now, key):
+            raise ConfigError(
+                f"{out}: was begun with {key} {before!r}, not {getattr(now, key)!r}; resume with the same, or choose "
+                "an empty folder"
+            )
+    return ConvertReport(**stored)
 
 
 Prepared = tuple[Item, list[tuple[str, bytes]], str | None]

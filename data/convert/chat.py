@@ -27,14 +27,18 @@ def text_sample(messages: list[dict[str, Any]], **meta: Any) -> dict[str, Any]:
     return {"messages.json": messages, "meta.json": {"schema": TEXT, **meta}}
 
 
-def sharegpt_messages(record: dict[str, Any]) -> list[dict[str, Any]] | str:
+def sharegpt_messages(record: Any) -> list[dict[str, Any]] | str:
     """Messages of one sharegpt record, or why there are none."""
+    if not isinstance(record, dict):
+        return "not a record"
     turns = record.get("conversations") or record.get("messages")
     if not isinstance(turns, list) or not turns:
         return "no conversations"
+    if not all(isinstance(turn, dict) for turn in turns):
+        return "a turn that is no object"
     messages = [{"role": "system", "content": record["system"]}] if record.get("system") else []
     for turn in turns:
-        role = SHAREGPT_ROLES.get(turn.get("from", turn.get("role", "")))
+        role = SHAREGPT_ROLES.get(str(turn.get("from", turn.get("role"))))
         content = turn.get("value", turn.get("content"))
         if role is None:
             return f"unknown speaker {turn.get('from', turn.get('role'))!r}"
@@ -48,12 +52,15 @@ def sharegpt_messages(record: dict[str, Any]) -> list[dict[str, Any]] | str:
     return messages
 
 
-def openai_messages(record: dict[str, Any]) -> list[dict[str, Any]] | str:
+def openai_messages(record: Any) -> list[dict[str, Any]] | str:
     """Messages of a record in the usual {role, content} form, of prompt + completion, or of sharegpt; or why there
     are none.
     """
-    if isinstance(record.get("messages"), list) and record["messages"] and "role" in record["messages"][0]:
-        messages = [{k: m[k] for k in ("role", "content", "learn") if k in m} for m in record["messages"]]
+    if not isinstance(record, dict):
+        return "not a record"
+    given = record.get("messages")
+    if isinstance(given, list) and given and all(isinstance(m, dict) for m in given) and "role" in given[0]:
+        messages = [{k: m[k] for k in ("role", "content", "learn") if k in m} for m in given]
         if not any(m.get("role") == "assistant" for m in messages):
             return "no answer of the assistant"
         return messages
@@ -73,13 +80,11 @@ def read_sharegpt(source: Path, cursor: int | None) -> Iterator[Item]:
 def read_jsonl(source: Path, cursor: list[Any] | None) -> Iterator[Item]:
     """JSON lines of chats."""
     for line in read_lines(source, cursor):
-        if line.problem is not None or not isinstance(line.value, dict):
-            yield Item(line.cursor, dropped=line.problem or "not a record", where=line.where, done=line.done)
-        else:
-            yield _item(openai_messages(line.value), line.value, line.cursor, line.where, line.done)
+        messages = line.problem or openai_messages(line.value)
+        yield _item(messages, line.value, line.cursor, line.where, line.done)
 
 
-def _item(messages: list[dict[str, Any]] | str, record: dict[str, Any], cursor: Any, where: str, done: float) -> Item:
+def _item(messages: list[dict[str, Any]] | str, record: Any, cursor: Any, where: str, done: float) -> Item:
     if isinstance(messages, str):
         return Item(cursor, dropped=messages, where=where, done=done)
     meta = {k: record[k] for k in ("task", "reward", "id", "source") if isinstance(record.get(k), str | int | float)}

@@ -124,7 +124,7 @@ def read(
         raise ConfigError(f"{source}: no data/games folder; name the root of a GPT-simulator checkout")
     prompts = find_material(source, rules, examples)
     chosen = set(games.split(",")) if games else None
-    files = [p for p in sorted(folder.glob("*.py")) if chosen is None or p.stem in chosen]
+    files = sorted((p for p in folder.glob("*.py") if chosen is None or p.stem in chosen), key=lambda p: p.stem)
     at = cursor or ["", -1]
     for number, path in enumerate(files):
         name = path.stem

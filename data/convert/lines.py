@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import zipfile
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,34 +25,46 @@ class Line:
     problem: str | None = None
 
 
-def read_lines(source: Path, cursor: list[Any] | None, suffixes: tuple[str, ...] = (".jsonl",)) -> Iterator[Line]:
+def files_below(source: Path, suffixes: tuple[str, ...]) -> list[tuple[str, Path]]:
+    """(name, path) of a file, or of every such file below a folder, in the order of the names: a cursor holds a name,
+    and what sorts before it has been read.
+    """
+    if not source.is_dir():
+        return [(source.name, source)]
+    files = sorted((p.relative_to(source).as_posix(), p) for p in source.rglob("*") if p.suffix in suffixes)
+    if not files:
+        raise ConfigError(f"{source}: no {' or '.join(suffixes)} file here")
+    return files
+
+
+def read_lines(source: Path, cursor: list[Any] | None) -> Iterator[Line]:
     """The lines of a file, of the members of a zip, or of every such file below a folder, in name order."""
-    if source.is_dir():
-        files = sorted(p for p in source.rglob("*") if p.suffix in (*suffixes, ".zip"))
-        if not files:
-            raise ConfigError(f"{source}: no {' or '.join(suffixes)} or .zip file here")
-    else:
-        files = [source]
+    files = files_below(source, (".jsonl", ".zip"))
     at = cursor or ["", 0, 0]
-    for number, path in enumerate(files):
-        relative = path.name if path == source else path.relative_to(source).as_posix()
-        opened = zipfile.ZipFile(path) if path.suffix == ".zip" else None
-        names = (
-            [relative]
-            if opened is None
-            else [f"{relative}!{n}" for n in sorted(opened.namelist()) if n.endswith(suffixes)]
-        )
-        if not names:
-            raise ConfigError(f"{path}: holds no {' or '.join(suffixes)} file")
-        for name in names:
-            if name < at[0]:
-                continue
-            line, byte = (at[1], at[2]) if name == at[0] else (0, 0)
-            with open(path, "rb") if opened is None else opened.open(name.rpartition("!")[2]) as stream:
-                size = os.path.getsize(path) if opened is None else opened.getinfo(name.rpartition("!")[2]).file_size
-                for found in _from_stream(stream, name, line, byte, opened is None):
-                    share = (number + found.cursor[2] / max(size, 1)) / len(files)
-                    yield Line(found.where, found.cursor, min(share, 1.0), found.value, found.problem)
+    for number, (relative, path) in enumerate(files):
+        with _zip_errors(path):
+            opened = zipfile.ZipFile(path) if path.suffix == ".zip" else None
+            members = [relative] if opened is None else sorted(n for n in opened.namelist() if n.endswith(".jsonl"))
+            if not members:
+                raise ConfigError(f"{path}: holds no .jsonl file")
+            for member in members:
+                name = relative if opened is None else f"{relative}!{member}"
+                if name < at[0]:
+                    continue
+                line, byte = (at[1], at[2]) if name == at[0] else (0, 0)
+                size = path.stat().st_size if opened is None else opened.getinfo(member).file_size
+                with open(path, "rb") if opened is None else opened.open(member) as stream:
+                    for found in _from_stream(stream, name, line, byte, opened is None):
+                        share = (number + found.cursor[2] / max(size, 1)) / len(files)
+                        yield Line(found.where, found.cursor, min(share, 1.0), found.value, found.problem)
+
+
+@contextmanager
+def _zip_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ConfigError(f"{path}: not a whole zip file ({error})") from error
 
 
 def _from_stream(stream: Any, name: str, line: int, byte: int, seekable: bool) -> Iterator[Line]:
@@ -67,16 +80,23 @@ def _from_stream(stream: Any, name: str, line: int, byte: int, seekable: bool) -
         where, cursor = f"{name}:{line}", [name, line, byte]
         try:
             yield Line(where, cursor, 0.0, json.loads(raw))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or a number with thousands of digits
             yield Line(where, cursor, 0.0, problem=f"not JSON: {getattr(error, 'msg', error)}")
+
+
+def load_json(path: Path) -> Any:
+    """The value of a JSON file of the source."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
 
 
 def read_list(source: Path, cursor: int | None) -> Iterator[tuple[int, int, Any]]:
     """(next index, total, element) of a JSON file that holds one list."""
-    try:
-        values = json.loads(source.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{source}: not JSON: {error}") from error
+    values = load_json(source)
     if not isinstance(values, list):
         raise ConfigError(f"{source}: expected a list of records, found {type(values).__name__}")
     for i in range(cursor or 0, len(values)):

@@ -4,6 +4,8 @@ Lossless.
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ConfigError
-from ..pictures import FORMATS, encode_picture
+from ..pictures import encode_webp
 from ..schema import VIDEO
 from .base import Item
 
 TEST_EVERY = 100
+FORMATS = ("png", "webp")
 
 
 def episode_sample(
@@ -48,9 +51,7 @@ def episode_sample(
     sample: dict[str, Any] = {"meta.json": about}
     pictures = [picture for clip in views.values() for picture in clip.astype(np.uint8)]
     # PNG is left to the writer, which may encode in other processes
-    sample |= {
-        f"frames.{i:04d}.{frames}": p if frames == "png" else encode_picture(p, frames) for i, p in enumerate(pictures)
-    }
+    sample |= {f"frames.{i:04d}.{frames}": p if frames == "png" else encode_webp(p) for i, p in enumerate(pictures)}
     if actions is not None:
         sample["actions.npy"] = actions
     if instruction is not None:
@@ -77,7 +78,7 @@ def read(source: Path, cursor: str | None, *, split: str = "all", frames: str = 
             continue
         try:
             sample = _load(path, frames)
-        except (ValueError, OSError, KeyError) as error:
+        except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
             yield Item(path.name, dropped="not a usable episode", where=f"{path.name}: {error}", done=done)
             continue
         yield Item(path.name, sample, key=path.stem.replace(".", "_"), where=path.name, done=done)

@@ -9,41 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
+from ..row_files import pyarrow_for, read_table
 from ..schema import PAIR
 from .base import Item
 from .chat import openai_messages, text_sample
+from .lines import files_below
 
 BATCH = 256
 
 
 def rows(source: Path, cursor: list[Any] | None) -> Iterator[tuple[list[Any], str, float, dict[str, Any]]]:
     """(cursor, where, share done, row) of every parquet or arrow file of a folder, a batch in memory at a time."""
-    try:
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ConfigError(f"{source}: reading parquet or arrow needs pyarrow; install terrella[data]") from error
-    files = sorted(p for p in source.rglob("*") if p.suffix in (".parquet", ".arrow")) if source.is_dir() else [source]
-    if not files:
-        raise ConfigError(f"{source}: no .parquet or .arrow file here")
+    files = files_below(source, (".parquet", ".arrow"))
     at = cursor or ["", 0]
-    for number, path in enumerate(files):
-        name = path.name if path == source else path.relative_to(source).as_posix()
+    for number, (name, path) in enumerate(files):
         if name < at[0]:
             continue
         skip, row = at[1] if name == at[0] else 0, 0
-        if path.suffix == ".parquet":
-            opened = pyarrow.parquet.ParquetFile(path)
-            total, batches = opened.metadata.num_rows, opened.iter_batches(BATCH)
-        else:
-            # datasets writes the stream form of arrow, other tools the file form
-            with pyarrow.memory_map(str(path)) as mapped:
-                try:
-                    table = pyarrow.ipc.open_stream(mapped).read_all()
-                except pyarrow.ArrowInvalid:
-                    table = pyarrow.ipc.open_file(mapped).read_all()
-            total, batches = table.num_rows, iter(table.to_batches(BATCH))
-        for batch in batches:
+        for total, batch in _batches(path):
             if row + batch.num_rows <= skip:
                 row += batch.num_rows
                 continue
@@ -53,17 +36,31 @@ def rows(source: Path, cursor: list[Any] | None) -> Iterator[tuple[list[Any], st
                     yield [name, row], f"{name}:{row - 1}", (number + row / max(total, 1)) / len(files), record
 
 
+def _batches(path: Path) -> Iterator[tuple[int, Any]]:
+    """(rows of the file, a batch of them)."""
+    if path.suffix == ".arrow":
+        table = read_table(path)
+        yield from ((table.num_rows, batch) for batch in table.to_batches(BATCH))
+        return
+    pyarrow = pyarrow_for(path)
+    try:
+        opened = pyarrow.parquet.ParquetFile(path)
+        yield from ((opened.metadata.num_rows, batch) for batch in opened.iter_batches(BATCH))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ConfigError(f"{path}: not a whole parquet file ({error})") from error
+
+
 def read_rlvr(source: Path, cursor: list[Any] | None) -> Iterator[Item]:
     """RLVR-World rows: prompt, reward_model.ground_truth, extra_info; the web page rows keep their other columns."""
     for here, where, done, row in rows(source, cursor):
-        prompt, truth = row.get("prompt"), (row.get("reward_model") or {}).get("ground_truth")
-        if not isinstance(prompt, list) or not prompt:
+        prompt, truth = row.get("prompt"), _section(row, "reward_model").get("ground_truth")
+        if not isinstance(prompt, list) or not prompt or not all(_is_message(m) for m in prompt):
             yield Item(here, dropped="no prompt", where=where, done=done)
             continue
         if not isinstance(truth, str) or not truth:
             yield Item(here, dropped="no ground truth", where=where, done=done)
             continue
-        info = row.get("extra_info") or {}
+        info = _section(row, "extra_info")
         extra: dict[str, Any] = {
             "schema": PAIR,
             "source": row.get("data_source"),
@@ -84,6 +81,14 @@ def read_rlvr(source: Path, cursor: list[Any] | None) -> Iterator[Item]:
             where=where,
             done=done,
         )
+
+
+def _section(row: dict[str, Any], name: str) -> dict[str, Any]:
+    return row[name] if isinstance(row.get(name), dict) else {}
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and "role" in value and "content" in value
 
 
 # the words around the task of the game that is asked about: the release's, and ours

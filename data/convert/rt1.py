@@ -93,7 +93,7 @@ def read(source: Path, cursor: list[Any] | None, *, image: str = "image") -> Ite
             done = (number + offset / size) / len(files)
             try:
                 sample = episode(parse_example(record), image)
-            except ValueError as error:
+            except (ValueError, LookupError, OverflowError) as error:  # a record that is no Example, a cut picture
                 yield Item(here, dropped="not a usable episode", where=f"{where}: {error}", done=done)
                 continue
             yield Item(here, sample, where=where, done=done)

@@ -6,18 +6,38 @@ The prompt asks for a state difference: changed objects whole, removed ids, and 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from ..schema import PAIR
+from ..schema import INTEGER, OBJECT, PAIR, STRING, violations
 from .base import Item
-from .lines import read_lines
+from .lines import load_json, read_lines
 
 KEYS = ("game", "state_id", "current_state", "action_state", "tick_state", "current_score_state", "next_score_state")
+_THING = {
+    "type": "object",
+    "required": ["uuid", "properties", "contains"],
+    "properties": {"uuid": INTEGER, "properties": OBJECT, "contains": {"type": "array", "items": STRING}},
+}
+
+
+def _state(*names: str) -> dict[str, Any]:
+    objects = {"type": "array", "items": _THING}
+    return {"type": "object", "required": ["objects", *names], "properties": {"objects": objects}}
+
+
+ROW = {
+    "type": "object",
+    "properties": {
+        "game": STRING,
+        "state_id": INTEGER,
+        "current_state": _state("taskDesc", "max_UUID"),
+        "tick_state": _state("lastAction"),
+    },
+}
 WHICH = ("all", "gold", "non_gold", "changed", "unchanged")
 STYLES = ("full", "rules")
 MARKER = "The final answer is:"
@@ -91,11 +111,11 @@ class Prompts:
     @classmethod
     def from_files(cls, rules: Path, examples: Path) -> Prompts:
         """From the rule files and the examples file of the public release."""
-        loaded = _load(examples)
+        loaded = load_json(examples)
         if "full" not in loaded or not {"action", "tick"} <= set(loaded["full"]):
             raise ConfigError(f"{examples}: expected full.action and full.tick, the two worked examples")
         return cls(
-            {name: _load(rules / f"{name}_rules.json") for name in ("object", "action", "score")}, loaded["full"]
+            {name: load_json(rules / f"{name}_rules.json") for name in ("object", "action", "score")}, loaded["full"]
         )
 
     def _rules(self, game: str, task: str) -> str:
@@ -229,17 +249,10 @@ def row_problem(row: Any) -> str | None:
     for key in KEYS:
         if key not in row:
             return f"{key} is missing"
+    if broken := violations(row, ROW):
+        return broken[0]
     for key in ("current_state", "tick_state"):
-        uuids = [o.get("uuid") for o in row[key].get("objects", [])]
+        uuids = [o["uuid"] for o in row[key]["objects"]]
         if not uuids or len(set(uuids)) != len(uuids):
             return f"{key} has no objects, or a uuid twice"
     return None
-
-
-def _load(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: not there") from error
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from error

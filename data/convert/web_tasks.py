@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..schema import TASK
 from .base import Item
-from .lines import read_list
+from .lines import load_json, read_list
 
 
 def read(source: Path, cursor: int | None) -> Iterator[Item]:
     """Tasks in the order of the list, or of the files' names."""
     if source.is_dir():
         files = sorted(source.glob("*.json"), key=lambda p: (len(p.stem), p.stem))
-        tasks = (
-            (i + 1, len(files), json.loads(files[i].read_text(encoding="utf-8")))
-            for i in range(cursor or 0, len(files))
-        )
+        tasks = ((i + 1, len(files), load_json(files[i])) for i in range(cursor or 0, len(files)))
     else:
         tasks = read_list(source, cursor)
     for index, total, task in tasks:

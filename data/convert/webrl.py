@@ -147,10 +147,10 @@ def _trace_items(path: Path, actions: Path, replay: str, done: float) -> Iterato
     try:
         steps = [json.loads(line) for _, line in json_lines(path.read_text(encoding="utf-8"))]
         score = float(json.loads(actions_file.read_text(encoding="utf-8"))["score"])
+        missing = next((k for s in steps for k in ("index", "html", "response", "target") if k not in s), None)
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         yield dropped(f"not readable: {type(error).__name__}")
         return
-    missing = next((k for s in steps for k in ("index", "html", "response", "target") if k not in s), None)
     if not steps or missing:
         yield dropped(f"a step without {missing}" if missing else "no steps")
         return
@@ -184,8 +184,11 @@ def _from_release(source: Path, cursor: str | None, replay: str) -> Iterator[Ite
     if not isinstance(held, list):
         raise ConfigError(f"{source}: expected a list of trajectories or of steps, found {type(held).__name__}")
     for number, entry in enumerate(held):
-        flat = isinstance(entry, dict)
-        records = [entry] if flat else (entry if any("mc_return" in r for r in entry) else add_returns(list(entry)))
+        records = [entry] if isinstance(entry, dict) else entry
+        if not isinstance(records, list) or not all(isinstance(r, dict) for r in records):
+            records = [{}]  # neither: dropped below
+        if isinstance(entry, list) and all("reward" in r and "mc_return" not in r for r in records):
+            add_returns(records)
         for i, record in enumerate(records):
             here = f"{number}:{i}"
             if cursor is not None and [number, i] <= [int(part) for part in cursor.split(":")]:

@@ -8,7 +8,6 @@ numpy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -31,37 +30,22 @@ def permutation(key: tuple[int, ...], count: int) -> np.ndarray:
     return np.argsort(hash_counters(key, np.arange(count)), kind="stable")
 
 
-class Order(Protocol):
-    """An endless stream of sample ids; `size` positions make an epoch."""
-
-    size: int
-
-    def ids(self, positions: np.ndarray) -> np.ndarray: ...
-
-    def identity(self) -> str: ...
-
-
 class ShuffledOrder:
-    """Every sample once an epoch. Shards are shuffled, then samples within windows of `window` shards, so few files are
-    open at a time, and memory does not grow with the data.
+    """An endless stream of sample ids; `size` positions are an epoch, which has every sample once. Shards are shuffled,
+    then samples within windows of `window` shards, so few files are open at a time, and memory does not grow with the
+    data.
 
     `window=0` shuffles over all shards at once, as any window does that holds them all; `shuffle=False` is file order.
     """
 
     def __init__(
-        self,
-        counts: Sequence[int] | np.ndarray,
-        *,
-        seed: int = 0,
-        window: int = 16,
-        shuffle: bool = True,
-        first_id: int = 0,
+        self, counts: Sequence[int] | np.ndarray, *, seed: int = 0, window: int = 16, shuffle: bool = True
     ) -> None:
         self.counts = np.asarray(counts, dtype=np.int64)
         self.size = int(self.counts.sum())
         if self.size == 0:
             raise ValueError("the dataset holds no sample")
-        self.seed, self.shuffle, self.first_id = seed, shuffle, first_id
+        self.seed, self.shuffle = seed, shuffle
         self.window = len(self.counts) if window == 0 else window
         self._starts = np.cumsum(self.counts) - self.counts
         self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
@@ -69,12 +53,13 @@ class ShuffledOrder:
 
     def identity(self) -> str:
         how = f"seed {self.seed} window {self.window}" if self.shuffle else "file order"
-        return f"shuffled {how} from {self.first_id} counts {xxhash.xxh3_64_hexdigest(self.counts.tobytes())}"
+        # "from 0": so it is in the states that are kept
+        return f"shuffled {how} from 0 counts {xxhash.xxh3_64_hexdigest(self.counts.tobytes())}"
 
     def ids(self, positions: np.ndarray) -> np.ndarray:
         positions = np.asarray(positions, dtype=np.int64)
         if not self.shuffle:
-            return positions % self.size + self.first_id
+            return positions % self.size
         out = np.empty(len(positions), dtype=np.int64)
         epochs, within = np.divmod(positions, self.size)
         for epoch in np.unique(epochs).tolist():
@@ -85,17 +70,17 @@ class ShuffledOrder:
                 chosen = here[windows == window]
                 order = self._window_order(epoch, window)
                 out[chosen] = order[within[chosen] - (int(window_ends[window]) - len(order))]
-        return out + self.first_id
+        return out
 
     def __getitem__(self, position: int) -> int:
         """The id at one position, for who asks one by one."""
         epoch, within = divmod(position, self.size)
         if not self.shuffle:
-            return within + self.first_id
+            return within
         window_ends = self._epoch_windows(epoch)[1]
         window = int(np.searchsorted(window_ends, within, side="right"))
         order = self._window_order(epoch, window)
-        return int(order[within - (int(window_ends[window]) - len(order))]) + self.first_id
+        return int(order[within - (int(window_ends[window]) - len(order))])
 
     def _epoch_windows(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The shard order of an epoch and where each window of it ends."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import xxhash
 
 from ...core.errors import ConfigError
 from .dataset import ShardSet
-from .order import Order, ShuffledOrder
+from .order import ShuffledOrder
 
 CHUNK = 1024
 
@@ -42,14 +42,9 @@ class ReaderState:
         ahead = [p for first, count in saved["ahead"] for p in range(first, first + count)]
         return cls(saved["identity"], saved["position"], tuple(ahead))
 
-    def consumed(self) -> int:
-        """How many samples have been taken, over all epochs."""
-        return self.position + len(self.ahead)
-
 
 class Reader:
-    """Iterates over the samples of `data` (one ShardSet, or several numbered one after another) in an order, for one
-    rank.
+    """Iterates over the samples of `data` in an order, for one rank.
 
     `state()` is this rank's; merge_states() makes the one to store. When ranks take equally many samples,
     `state_in_step()` is the merged state without any communication.
@@ -57,38 +52,29 @@ class Reader:
 
     def __init__(
         self,
-        data: ShardSet | Sequence[ShardSet],
-        order: Order | None = None,
+        data: ShardSet,
+        order: ShuffledOrder | None = None,
         *,
         rank: int = 0,
         ranks: int = 1,
         state: ReaderState | str | None = None,
         workers: int = 0,
-        transform: Callable[[dict[str, Any]], Any] | None = None,
         epochs: int | None = None,
     ) -> None:
-        self.sets = [data] if isinstance(data, ShardSet) else list(data)
-        self.order = order or ShuffledOrder(np.concatenate([s.counts for s in self.sets]))
+        self.data, self.order = data, order or ShuffledOrder(data.counts)
         if not 0 <= rank < ranks:
             raise ConfigError(f"rank {rank} of {ranks} ranks: the rank must be in 0..{ranks - 1}")
-        self.rank, self.ranks, self.workers, self.transform, self.epochs = rank, ranks, workers, transform, epochs
-        parts = "\n".join([*(s.fingerprint for s in self.sets), self.order.identity()])
-        self.identity = xxhash.xxh3_128_hexdigest(parts.encode())
-        self._ends = np.cumsum([len(s) for s in self.sets])
+        self.rank, self.ranks, self.workers, self.epochs = rank, ranks, workers, epochs
+        self.identity = xxhash.xxh3_128_hexdigest(f"{data.fingerprint}\n{self.order.identity()}".encode())
         if isinstance(state, str):
             state = ReaderState.from_json(state)
         if state is not None and state.identity != self.identity:
             raise ConfigError(
                 f"the saved position belongs to other data or another order ({state.identity}, here {self.identity}): "
-                "the shards, the quarantine, the seed or the blend changed since; begin anew or restore them"
+                "the shards, the quarantine or the seed changed since; begin anew or restore them"
             )
         self._base = state or ReaderState(self.identity)
         self.taken = 0  # by this rank, since the base state
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next sample."""
-        return int(self._positions(self.taken, self.taken + 1)[0]) // self.order.size
 
     def state(self) -> tuple[ReaderState, int, int, int]:
         """What merge_states needs of this rank: the base, the rank, the number of ranks, and how many it took."""
@@ -101,7 +87,7 @@ class Reader:
     def _positions(self, start: int, stop: int) -> np.ndarray:
         return free_positions(self._base, np.arange(start, stop) * self.ranks + self.rank)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         """Samples from where this rank stands; without `epochs` the stream is endless."""
         if self.workers:
             from .workers import read_ahead
@@ -114,12 +100,9 @@ class Reader:
                 self.taken += 1  # before it is handed out: a sample counts as consumed once the caller has it
                 yield sample
 
-    def read(self, i: int) -> dict[str, Any]:
-        """A sample by its id in the numbering of all sets."""
-        which = int(np.searchsorted(self._ends, i, side="right"))
-        return self.sets[which][i - (int(self._ends[which - 1]) if which else 0)]
-
-    def blocks(self, start: int, worker: int = 0, workers: int = 1, size: int = CHUNK) -> Iterator[Iterator[Any]]:
+    def blocks(
+        self, start: int, worker: int = 0, workers: int = 1, size: int = CHUNK
+    ) -> Iterator[Iterator[dict[str, Any]]]:
         """This rank's samples from its start-th on in blocks of `size`; with several workers every `workers`-th
         block.
         """
@@ -130,18 +113,9 @@ class Reader:
             if limit is not None:
                 positions = positions[positions < limit]
             if len(positions):
-                yield self._decoded(self.order.ids(positions))
+                yield self.data.read_many(self.order.ids(positions))
             if len(positions) < size:
                 return
-
-    def _decoded(self, ids: np.ndarray) -> Iterator[Any]:
-        samples = self._read_many(ids)
-        return samples if self.transform is None else map(self.transform, samples)
-
-    def _read_many(self, ids: np.ndarray) -> Iterator[dict[str, Any]]:
-        if len(self.sets) == 1:
-            return self.sets[0].read_many(ids)
-        return (self.read(int(i)) for i in ids)
 
 
 def free_positions(state: ReaderState, nth: np.ndarray) -> np.ndarray:

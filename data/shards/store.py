@@ -176,11 +176,7 @@ def commit(temporary: Path, path: str | Path) -> None:
         shutil.copyfile(temporary, near)
         temporary.unlink()
         os.replace(near, path)
-    descriptor = os.open(Path(path).parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    files.sync_folder(Path(path).parent)
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

@@ -61,7 +61,6 @@ def split_name(name: str) -> tuple[str, str] | None:
 def scan_tar(data: Bytes, shard: str) -> Iterator[tuple[str, int, int]]:
     """(name, offset, size) of every plain file of a tar, in order. A torn tar is a ShardError."""
     last = None
-    end = 0
     try:
         with tarfile.open(fileobj=_Reading(data), mode="r:") as archive:
             for member in archive:
@@ -74,9 +73,10 @@ def scan_tar(data: Bytes, shard: str) -> Iterator[tuple[str, int, int]]:
                     )
                 last = member.name
                 yield member.name, member.offset_data, member.size
+            end = archive.offset  # where the first empty block lies: behind the last member of any type
     except tarfile.TarError as error:
         raise ShardError(f"not a whole tar ({error}); last whole member: {last}", shard=shard) from error
-    if bytes(data[end + padding(end) :][:BLOCK]).strip(b"\0") or len(data) < end + padding(end) + BLOCK:
+    if bytes(data[end : end + BLOCK]).strip(b"\0") or len(data) < end + BLOCK:
         raise ShardError(f"the end-of-archive mark is missing; last whole member: {last}", shard=shard)
 
 

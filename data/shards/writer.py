@@ -7,7 +7,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import xxhash
 
-from ...core.errors import ConfigError, StorageError
+from ...core.errors import ConfigError, DeadlineError, StorageError
 from ...core.process import die_with_parent
 from .. import codecs
 from ..errors import ShardError
@@ -56,7 +56,6 @@ class ShardWriter:
         self.kind: Kind | None = KINDS[kind] if kind else None
         self.check = check
         self.samples = 0
-        self.bytes = 0
         self.cursor: Any = None
         self.shards: list[str] = []
         self._keys_seen: set[str] = set()
@@ -89,7 +88,6 @@ class ShardWriter:
                     f"holds {index.kind} samples, this writer makes {self.kind and self.kind.name}", shard=name
                 )
             self.samples += len(index)
-            self.bytes += index.tar_bytes
             self.cursor = index.cursor
             self._keys_seen.update(index.keys)
             self.shards.append(name)
@@ -119,13 +117,12 @@ class ShardWriter:
         shard = self._open
         if shard is not None and (shard.at + need + len(END) > self.max_bytes or shard.samples >= self.max_samples):
             self._finish_shard()
-        if self._open is None:
-            self._open = _OpenShard(self.folder, self._next_name())
         with self._storage():
+            if self._open is None:
+                self._open = _OpenShard(self.folder, self._next_name())
             self._open.add(key, members)
         self._keys_seen.add(key)
         self.samples += 1
-        self.bytes += need
         if cursor is not None:
             self.cursor = cursor
         return key
@@ -219,7 +216,8 @@ class _OpenShard:
         store.commit(self.temporary, path)
 
     def discard(self) -> None:
-        self.stream.close()
+        with suppress(OSError):  # a full disk does not take what is still buffered
+            self.stream.close()
         self.temporary.unlink(missing_ok=True)
 
 
@@ -259,7 +257,13 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int, ch
                 waiting.append(pool.submit(_apply, function, part))
             if not waiting:
                 return
-            yield from waiting.popleft().result(timeout=DEADLINE_S)
+            try:
+                done = waiting.popleft().result(timeout=DEADLINE_S)
+            except TimeoutError as error:
+                for process in list(pool._processes.values()):  # leaving the block waits for them
+                    process.kill()
+                raise DeadlineError(f"a worker did not encode {chunk} samples within {DEADLINE_S:.0f} s") from error
+            yield from done
 
 
 def _apply(function: Callable[[T], R], part: list[T]) -> list[R]:

@@ -48,9 +48,9 @@ def _options(pairs: tuple[str, ...], converter: str, known: tuple[str, ...]) -> 
 )
 @click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
 @click.option("--resume", is_flag=True, help="Go on after the whole shards that are there.")
-@click.option("--limit", type=int, help="Stop after so many records of the source.")
+@click.option("--limit", type=click.IntRange(0), help="Stop after so many records of the source.")
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes that check and encode.")
-@click.option("--max-mb", type=int, default=256, help="Largest size of a shard.")
+@click.option("--max-mb", type=click.IntRange(1), default=256, help="Largest size of a shard.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def make(
     converter: str | None,

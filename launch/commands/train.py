@@ -78,7 +78,7 @@ from ..supervise import STOPPED, Span, run_workers
 @click.option(
     "--profile",
     is_flag=True,
-    help="Trace two steps of every rank into RUN/profile (chrome://tracing; NVTX ranges for nsys).",
+    help="Trace the fourth and fifth step of every rank into RUN/profile (chrome://tracing; NVTX ranges for nsys).",
 )
 @click.option(
     "--steps",

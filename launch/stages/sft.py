@@ -236,6 +236,6 @@ def held_out_loss(stage: Tune, job: Job, engine: Any) -> float | None:
         return None
     rows = [weighted(lesson, max(answer_tokens(chosen), 1), 0.0, 0) for lesson in chosen]
     # a step's budget may be too small for one of them
-    batches = pack(rows, budget=max(stage.microbatch_tokens, *(len(row.ids) for row in rows)), pad=False)
+    batches = pack(rows, budget=max(stage.microbatch_tokens, *(len(row.ids) for row in rows)))
     scored = engine.score(batches, logprob_score(1.0))
     return float(-sum((s["logprob"].cpu() * b.ce_weight_T).sum() for s, b in zip(scored, batches, strict=True)))

@@ -225,7 +225,7 @@ def _value(job: Job, arm: PlanArm, ways: dict[str, list[PredictedPage]], actor: 
 
     def score(prompts: list[tuple[int, ...]]) -> list[float]:
         rows = [state_row(p, prompter.stop_id) for p in prompts]
-        batches = pack(rows, budget=max(BUDGET, max(len(r.ids) for r in rows)), pad=False)
+        batches = pack(rows, budget=max(BUDGET, max(len(r.ids) for r in rows)))
         values = unpack(batches, [s["value"] for s in critic.score(batches, twin_score)])
         return [float(values[i][-1]) for i in range(len(rows))]
 

@@ -97,7 +97,7 @@ def state_perplexity(
             at = _find(context, state, tokenizer, episode.states[0])
         rows.append(TrainSequence(np.asarray(context, np.int64)))
         spans.append((max(at, 1), at + len(state)))
-    batches = pack(rows, budget=max(8192, max(len(r.ids) for r in rows)), pad=False)
+    batches = pack(rows, budget=max(8192, max(len(r.ids) for r in rows)))
     logprobs = unpack(batches, score(batches))
     total = [logprobs[i][a:b] for i, (a, b) in enumerate(spans)]
     return math.exp(-float(np.concatenate(total).mean()))

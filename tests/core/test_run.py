@@ -1,5 +1,6 @@
 """The run directory: one owner, atomic files, a metrics record that can be cut back."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from terrella.core import lease as leases
 from terrella.core import run as runs
-from terrella.core.errors import ConfigError, LeaseError, StorageError
+from terrella.core.errors import ConfigError, DeadlineError, LeaseError, StorageError
 from terrella.core.files import read_json, write_atomic
 from terrella.core.metrics import MetricsFile
 from terrella.tests.golden.observe import comparable
@@ -106,6 +107,15 @@ def test_second_owner_is_refused_and_a_dead_one_is_replaced(tmp_path: Path) -> N
     assert second.incarnation == 3
     second.release()
     killed.wait(timeout=300)
+
+
+def test_a_lock_that_is_never_given_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "LOCK_S", 0.3)
+    with open(tmp_path / "lease.lock", "w") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        with pytest.raises(DeadlineError, match=r"lease\.lock: another process has kept it locked for 0\.3 s"):
+            leases.Lease.acquire(tmp_path)
+    leases.Lease.acquire(tmp_path).release()
 
 
 def test_an_orphan_writes_nothing_after_a_take_over(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from terrella.core.errors import ConfigError
 from terrella.core.metrics import MetricsFile
 from terrella.core.run import Run
-from terrella.core.sinks import open_sinks
+from terrella.core.sinks import open_sinks, wandb_id
 
 ROLLOUTS = [
     {
@@ -99,6 +99,18 @@ def test_tensorboard_shows_them(tmp_path: Path) -> None:
         shown.step == 3 and "| 7 | 1 | 1 | 1&#124;<br>2&lt; | a | 0.5 |  |" in shown.tensor_proto.string_val[0].decode()
     )
     assert "| empty answer | baseline | greedy | 0.25 | 0.1 | 0.4 | 20 |" in result.tensor_proto.string_val[0].decode()
+
+
+def test_weights_and_biases_knows_runs_apart_whose_folders_are_called_alike(tmp_path: Path) -> None:
+    first, second, earlier = (tmp_path / user / "sokoban" for user in "abc")
+    for folder in (first, second, earlier):
+        (folder / "logs").mkdir(parents=True)
+    (earlier / "logs" / "wandb").mkdir()
+    ids = [wandb_id(folder) for folder in (first, second, earlier)]
+    assert [name.partition("-")[0] for name in ids] == ["sokoban"] * 3 and len(set(ids)) == 3
+    assert ids[2] == "sokoban"  # a run that an earlier release began goes on
+    (first / "logs" / "wandb").mkdir()
+    assert [wandb_id(folder) for folder in (first, second, earlier)] == ids
 
 
 def test_weights_and_biases_keeps_them_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -426,6 +426,9 @@ def test_webrl_release_files(tmp_path):
     assert convert("webrl", tmp_path / "numpy_filter.pt", tmp_path / "numpy").written == 2
     meta = samples(tmp_path / "numpy")[0]["meta.json"]
     assert (meta["mc_return"], meta["rank_score"], meta["trajectory_reward"]) == (5.0, 0.5, 1)
+    torch.save([7, [8], steps, [{"observation": "o"}]], tmp_path / "odd.pt")
+    odd = convert("webrl", tmp_path / "odd.pt", None)
+    assert odd.written == 2 and odd.dropped["a step without observation"] == 2
     torch.save([np.zeros(2)], tmp_path / "array.pt")
     with pytest.raises(ShardError, match=r"array\.pt: refused"):
         load_release(tmp_path / "array.pt")

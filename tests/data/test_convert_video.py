@@ -18,7 +18,7 @@ from terrella.data.convert import convert
 from terrella.data.convert.rt1 import ACTION_PARTS
 from terrella.data.errors import ShardError
 from terrella.data.png import decode_png, encode_png
-from terrella.data.preview import contact_sheet
+from terrella.data.preview import contact_sheet, describe
 from terrella.data.shards import ShardSet
 from terrella.data.shards.verify import verify
 from terrella.data.tfrecord import crc32c, masked, parse_example, read_records
@@ -120,6 +120,16 @@ def test_webp_is_lossless_too(tmp_path):
     assert contact_sheet(sample).shape == (18, 3 * 22, 3)
     with pytest.raises(ConfigError, match="frames='gif'"):
         convert("npz", tmp_path / "clip.npz", None, frames="gif")
+
+
+def test_arrays_without_numbers_are_shown():
+    words, dates = np.array(["up", "down"]), np.array(["2026-01-02"], "datetime64[D]")
+    shown = list(describe({"__key__": "a", "words.npy": words, "dates.npy": dates, "ids.npy": np.arange(3)}))
+    assert shown[1:] == [
+        "  words.npy: <U4 [2]  up down",
+        "  dates.npy: datetime64[D] [1]  2026-01-02",
+        "  ids.npy: int64 [3]  0 1 2",
+    ]
 
 
 def test_our_png_is_read_by_pillow_and_theirs_by_us():

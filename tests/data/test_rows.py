@@ -119,6 +119,11 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"holds the splits train, test; name one, as .*train"):
         read_rows(folder)
     datasets_folder(tmp_path / "saved", pa.Table.from_pylist(ROWS))
+    state = (tmp_path / "saved" / "state.json").read_text()
+    (tmp_path / "saved" / "state.json").write_text('{"_data_files": [{"file": "a.arrow"}]}')
+    with pytest.raises(ConfigError, match=r"state\.json: '_data_files' must list names"):
+        read_rows(tmp_path / "saved")
+    (tmp_path / "saved" / "state.json").write_text(state)
     (tmp_path / "saved" / "data-00001-of-00002.arrow").unlink()
     with pytest.raises(ConfigError, match=r"data-00001-of-00002\.arrow: state\.json lists it"):
         read_rows(tmp_path / "saved")
@@ -134,6 +139,12 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path):
         ConfigError, match=r"train-1\.jsonl:1: column 'answer' is text here and a number in .*-0\.jsonl:1"
     ):
         read_rows(mixed)
+
+
+def test_a_state_file_of_anybodys_lists_no_rows(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(lines(ROWS))
+    (tmp_path / "state.json").write_text("[1, 2]")
+    assert len(read_rows(tmp_path)) == len(ROWS)
 
 
 @pytest.mark.parametrize(
@@ -206,9 +217,9 @@ def test_prompts_demonstrations_and_info():
 def test_a_template_may_be_a_file(tmp_path):
     (tmp_path / "ask.jinja").write_text("Q: {{ question }}\nA:\n")
     assert render_prompt(ROWS[0], str(tmp_path / "ask.jinja"), "w") == "Q: 0+1? é\u2028\nA:"
-    assert template_text("ask.jinja", tmp_path).startswith("Q:")
+    assert template_text(str(tmp_path / "ask.jinja")).startswith("Q:")
     with pytest.raises(ConfigError, match=r"template: .*none\.jinja: No such file"):
-        template_text("none.jinja", tmp_path)
+        template_text(str(tmp_path / "none.jinja"))
 
 
 @pytest.mark.parametrize(

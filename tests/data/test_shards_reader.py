@@ -96,7 +96,7 @@ def test_ranks_in_step_keep_one_global_order(folders, counts, ranks, later_ranks
     got = [x for step in zip(*taken) for x in step]
     state = first[0].state_in_step()
     assert state == merge_states([r.state() for r in first]) and state.ahead == ()
-    assert len(state.to_json()) < 200 and state.consumed() == steps * ranks
+    assert len(state.to_json()) < 200 and state.position == steps * ranks
     second = [numbers(Reader(shards, order(), rank=r, ranks=later_ranks, state=state), 20) for r in range(later_ranks)]
     got += [x for step in zip(*second) for x in step]
     assert got == expected
@@ -198,14 +198,6 @@ def test_uneven_state_is_small(folders):
     for r, reader in enumerate(readers):
         numbers(reader, 5 + r % 3)
     state = merge_states([r.state() for r in readers])
-    assert state.consumed() == sum(5 + r % 3 for r in range(8))
+    assert state.position + len(state.ahead) == sum(5 + r % 3 for r in range(8))
     assert len(state.to_json()) < 400
     assert ReaderState.from_json(state.to_json()) == state
-
-
-def test_epoch_is_counted(folders):
-    shards = ShardSet(folders((4, 3)))
-    reader = Reader(shards, ShuffledOrder(shards.counts))
-    assert reader.epoch == 0
-    numbers(reader, 7)
-    assert reader.epoch == 1

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -23,10 +24,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
-from terrella.core.errors import ConfigError, StorageError
+from terrella.core.errors import ConfigError, DeadlineError, StorageError
 from terrella.data.errors import ShardError
 from terrella.data.schema import TRANSITION
 from terrella.data.shards import Reader, ShardSet, ShardWriter, ShuffledOrder
+from terrella.data.shards import writer as writer_module
 from terrella.data.shards.card import write_card
 from terrella.data.shards.index import load_index
 from terrella.data.shards.tar import split_name, tar_header
@@ -205,6 +207,28 @@ def test_a_full_disk_is_told_and_whole_shards_are_kept(tmp_path, monkeypatch):
     assert ShardWriter(tmp_path, resume=True).samples == 2
 
 
+def test_a_disk_that_is_full_while_bytes_are_buffered_is_told_and_made_room_on(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, limits[1]))
+    try:
+        with (
+            pytest.raises(StorageError, match="File too large; whole"),
+            ShardWriter(tmp_path) as writer,
+        ):
+            for _ in range(100):
+                writer.write({"a.bin": bytes(200_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_takes_no_file_is_told(tmp_path):
+    (tmp_path / ".shard-000000.tar.tmp").mkdir()
+    writer = ShardWriter(tmp_path)
+    with pytest.raises(StorageError, match="Is a directory; whole shards are kept"):
+        writer.write({"n.json": 1})
+
+
 def test_fsspec_urls(tmp_path):
     pytest.importorskip("fsspec")
     url = f"memory://terrella-{os.getpid()}/shards"
@@ -224,6 +248,19 @@ def test_names_divide_as_webdataset_divides_them(name):
         assert split_name(name) is None
     else:
         assert split_name(name) == (key, field.lower())
+
+
+@pytest.mark.parametrize("style", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_tar_may_end_with_a_folder(tmp_path, style):
+    with tarfile.open(tmp_path / "a.tar", "w", format=style) as archive:
+        plain, folder = tarfile.TarInfo("a.json"), tarfile.TarInfo("below")
+        plain.size, folder.type = 2, tarfile.DIRTYPE
+        archive.addfile(plain, io.BytesIO(b"{}"))
+        archive.addfile(folder)
+    assert ShardSet(tmp_path / "a.tar")[0] == {"__key__": "a", "json": {}}
+    (tmp_path / "a.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:1536])
+    with pytest.raises(ShardError, match="the end-of-archive mark is missing; last whole member: a"):
+        ShardSet(tmp_path / "a.tar")
 
 
 def test_tarfile_reads_our_headers():
@@ -347,6 +384,14 @@ def test_no_worker_outlives_a_process_that_was_killed(tmp_path: Path) -> None:
             )
         )
     )
+
+
+def test_a_worker_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "DEADLINE_S", 3.0)
+    begun = time.monotonic()
+    with pytest.raises(DeadlineError, match="a worker did not encode 8 samples within 3 s"):
+        list(writer_module.ordered_map(time.sleep, [60.0], 1))
+    assert time.monotonic() - begun < 30
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:

@@ -123,6 +123,7 @@ def test_prometheus_serves_the_newest_rows(tmp_path: Path, monkeypatch: pytest.M
     assert (
         f"terrella_step{labels} 4.0" in text and f"terrella_time_slow_rank{labels} 2.0" in text and "note" not in text
     )
-    monkeypatch.setenv("TERRELLA_PROMETHEUS", f"127.0.0.1:{port}")
-    with pytest.raises(ConfigError, match="cannot listen"):
-        open_sinks(["prometheus"], tmp_path, "second")
+    for taken in (port, 99_999):
+        monkeypatch.setenv("TERRELLA_PROMETHEUS", f"127.0.0.1:{taken}")
+        with pytest.raises(ConfigError, match=f"cannot listen at '127.0.0.1:{taken}'"):
+            open_sinks(["prometheus"], tmp_path, "second")

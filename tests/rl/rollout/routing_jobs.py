@@ -83,7 +83,7 @@ def batches(model: ModelConfig) -> list[PackedBatch]:
         ce = np.full(length, 1 / 40, np.float32)
         ce[0] = 0
         rows.append(TrainSequence(ids, ce=ce, experts=None if number == 1 else chosen))
-    return [*pack(rows[:3], pad=False, multiple=4), *pack(rows[3:], pad=False, multiple=4)]
+    return [*pack(rows[:3]), *pack(rows[3:])]
 
 
 def own_share(parallel: ParallelConfig, made: list[PackedBatch]) -> list[PackedBatch]:

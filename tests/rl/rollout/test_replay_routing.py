@@ -83,8 +83,8 @@ def test_choices_follow_their_tokens_into_batches() -> None:
     roles = (Role.PROMPT, Role.ACTION, Role.ACTION, Role.ACTION)
     with_, without = TokenSequence((4, 5, 6, 7), roles, experts=Routing.of(chosen)), TokenSequence((1, 2), roles[:2])
     (batch,) = pack([TrainSequence.of(without), TrainSequence.of(with_)], budget=6)
-    assert batch.experts_T is not None and batch.tokens_T.tolist() == [1, 4, 5, 6, 0, 0]
-    assert batch.experts_T[:, 0, 0].tolist() == [-1, 0, 4, 8, -1, -1]
+    assert batch.experts_T is not None and batch.tokens_T.tolist() == [1, 4, 5, 6]
+    assert batch.experts_T[:, 0, 0].tolist() == [-1, 0, 4, 8]
     assert pad_batch(batch, 8).experts_T[:, 1, 1].tolist() == [-1, 3, 7, 11, -1, -1, -1, -1]
     other = replace(with_, experts=Routing.of(chosen[:, :1]))
     with pytest.raises(ValueError, match="different models"):

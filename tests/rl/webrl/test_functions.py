@@ -20,6 +20,7 @@ import torch
 
 from terrella.core.engine import Head
 from terrella.core.errors import ConfigError
+from terrella.core.layout import pad_batch
 from terrella.data.convert.chat import read_sharegpt, text_sample
 from terrella.data.convert.webrl import ASSISTANT, USER, round_prompt, step_sample, trajectory_steps
 from terrella.data.packing import pack, unpack
@@ -171,7 +172,7 @@ def test_verdict_prompt_keeps_its_header_and_scores_yes_against_no() -> None:
     many, _ = prompter.verdict("find it", [f"do({i})" for i in range(100)], "")
     assert len(many) <= 500 and "do(99)\n" in tokenizer.decode(many) and "do(0)" not in tokenizer.decode(many)
     rows = [row, orm.verdict_row(prompter, told)]
-    batch = pack(rows, budget=2000)[0]  # padded at the end
+    batch = pad_batch(pack(rows, budget=2000)[0], 2000)
     torch.manual_seed(0)
     hidden, weight = torch.randn(batch.num_tokens, 8), torch.randn(tokenizer.vocab_size, 8)
     yes, no = single_token(tokenizer, "YES"), single_token(tokenizer, "NO")
@@ -243,7 +244,7 @@ def test_verdicts_name_the_elements_that_were_acted_on() -> None:
 def test_critic_reads_the_last_token_whatever_is_packed_beside_it() -> None:
     states = [(3, 4, 5), (3, 4), (9, 9, 9, 9, 9, 8)]
     rows = [critic.state_row(s, 2, label, 1 / 3) for s, label in zip(states, (1.0, 0.0, 1.0), strict=True)]
-    batch = pack(rows, budget=32)[0]  # padded
+    batch = pad_batch(pack(rows, budget=32)[0], 32)
     values = torch.randn(batch.num_tokens, 2, 2, generator=torch.Generator().manual_seed(0), requires_grad=True)
     head = Head(torch.zeros(1), None, 1, values, torch.zeros(1), None)
     loss, sums = critic.twin_loss(torch.zeros(1), head, batch)
