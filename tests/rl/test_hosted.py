@@ -217,7 +217,7 @@ def test_every_bad_score_is_invalid_by_name_and_the_rows_beside_it_count(folder:
             host.score(["p", "p"], ["a"], [{}])
 
 
-def test_a_hang_or_a_death_costs_its_own_row_only(folder: Path) -> None:
+def test_a_hang_or_a_death_costs_its_own_row_only(folder: Path, capfd: pytest.CaptureFixture) -> None:
     wanted = {
         "exits": "ended its process with exit code 3",
         "crashes": "ended its process by SIGSEGV",
@@ -233,6 +233,9 @@ def test_a_hang_or_a_death_costs_its_own_row_only(folder: Path) -> None:
         for reward, (bad, words) in zip(given[::2], wanted.items(), strict=True):
             assert isinstance(reward, Invalid) and words in reward.reason, (bad, reward)
         assert time.monotonic() - begun < 90  # not the 100 s of the hang, on a busy machine either
+        told = capfd.readouterr().out  # at once: many rows that hang take as many deadlines
+        assert told.startswith(f"rewards.py:score {wanted['hangs']}. Its sample is Invalid"), told
+        assert isinstance(scores(host, ["hangs"])[0], Invalid) and capfd.readouterr().out == ""
 
 
 def test_output_and_forks_of_user_code_do_not_reach_the_messages(
