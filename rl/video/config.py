@@ -5,15 +5,14 @@ Without torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from ...data.video_layout import VideoLayout
 from ...models.video.config import TokenizerConfig
 from ..worlds.tabletop import Table
 
 Metric = Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"]
-
-
+METRICS: tuple[Metric, ...] = get_args(Metric)
 TRAINING_REACH = 15  # frames that a context lies before a clip at most, where a tokenizer is trained on whole clips
 
 
@@ -30,7 +29,7 @@ class VideoReward:
     # over frames: their mean, the last alone, or later ones discounted
     aggregate: Literal["mean", "last", "discount"] = "mean"
     repetition_penalty: float = 0.0  # taken off when the last frame is repeated
-    signed: ClassVar[tuple[str, ...]] = ("mae", "mse", "psnr", "ssim", "lpips", "lpips_alex", "repetition_penalty")
+    signed: ClassVar[tuple[str, ...]] = (*METRICS, "repetition_penalty")
 
     def __post_init__(self) -> None:
         if not any(self.weights.values()):
@@ -39,8 +38,7 @@ class VideoReward:
     @property
     def weights(self) -> dict[str, float]:
         """By metric."""
-        names = ("mae", "mse", "psnr", "ssim", "lpips", "lpips_alex")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in METRICS}
 
 
 @dataclass(frozen=True)
