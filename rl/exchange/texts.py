@@ -35,14 +35,10 @@ def require(package: str) -> Any:
 
 def text_of(observation: Any) -> str:
     """An observation as text: a text as it is, numbers rounded to 4 digits, sections as JSON."""
-    if isinstance(observation, str):
-        if len(observation) > LONGEST:
-            raise ValueError(f"an observation of {len(observation):,} characters; at most {LONGEST:,} fit a prompt")
-        return COLOURS.sub("", observation)
-    text = json.dumps(_plain(observation), ensure_ascii=False)
+    text = observation if isinstance(observation, str) else json.dumps(_plain(observation), ensure_ascii=False)
     if len(text) > LONGEST:
         raise ValueError(f"an observation of {len(text):,} characters; at most {LONGEST:,} fit a prompt")
-    return text
+    return COLOURS.sub("", text)
 
 
 def _plain(value: Any) -> Any:

@@ -149,7 +149,7 @@ class GridTasks(Tasks):
         rooms = self.of("test")
         return {TEST: [rooms[room_of(len(rooms), i, rooms[0].seed)] for i in range(n)]}
 
-    def require_judge(self, split: Split, samples: int = 1) -> None:
+    def require_judge(self, split: Split, samples: int) -> None:
         if samples > 1:
             raise ConfigError("samples: every task is imagined once; leave samples out")
 

@@ -171,9 +171,6 @@ def require_own(policies: Sequence[str | ByPath], where: str) -> None:
         )
 
 
-Judge = Callable[[np.ndarray, str, np.ndarray], Any]
-
-
 def like_the_recorded_end(frames_THW3: np.ndarray, instruction: str, recorded_THW3: np.ndarray) -> bool:
     """Whether the last frame is nearer to the end of the recording than to its start, in mean absolute error. Crude,
     and only of use where what is recorded are successes.

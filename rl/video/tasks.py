@@ -5,7 +5,7 @@ in.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -46,7 +46,7 @@ class HeldOutClip:
     clip: Clip
     prompt_id: int
     sample_index: int
-    judgement: ClipJudgement | None = field(default=None)
+    judgement: ClipJudgement | None = None
 
 
 class VideoTasks(Tasks):
