@@ -9,7 +9,8 @@ from typing import ClassVar, Literal, get_args
 
 from ...data.video_layout import VideoLayout
 from ...models.video.config import TokenizerConfig
-from ..worlds.tabletop import Table
+from ..worlds.tabletop import TASKS, Table
+from .policies import SKILLS
 
 Metric = Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -58,6 +59,12 @@ class VideoRecording:
     def __post_init__(self) -> None:
         if min(self.episodes, self.heldout_episodes, self.frames) <= 0:
             raise ValueError("episodes: must be above 0, as must heldout_episodes and frames")
+        if not self.tasks or not self.policies:
+            raise ValueError("tasks: name at least one, and at least one of policies")
+        for name, known in (("tasks", TASKS), ("policies", SKILLS)):
+            unknown = next((one for one in getattr(self, name) if one not in known), None)
+            if unknown is not None:
+                raise ValueError(f"{name}: '{unknown}' is none of {', '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +147,8 @@ class VideoEnvironment:
             raise ValueError(f"{name}: belongs to the table-top scene; actions is {self.actions}")
         if self.headline not in self.metrics:
             raise ValueError(f"headline: '{self.headline}' is not in metrics")
+        if 0 in self.best_of:
+            raise ValueError("best_of: the best of 0 samples is none; sizes are 1 or more")
 
     @property
     def table(self) -> Table:
