@@ -75,7 +75,7 @@ class GridTasks(Tasks):
         return self.rooms[split]
 
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
-        used = [i for i in range(len(self.of("train"))) if i not in set(without)]
+        used = self.remaining(without)
         return lambda place: used[room_of(len(used), place, fold(seed, TRAIN_KEY))]
 
     def numbers(self, seed: int) -> Sequence[int]:

@@ -115,8 +115,7 @@ class VideoTasks(Tasks):
         require_weights(rewarded if split == "train" else self.metrics)
 
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
-        left_out = set(without)
-        used = [i for i in range(len(self.of("train"))) if i not in left_out]
+        used = self.remaining(without)
 
         def number(place: int) -> int:
             epoch, at = divmod(place, len(used))
