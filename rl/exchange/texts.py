@@ -134,6 +134,11 @@ class Seeded(Environment):
         return {"random": lambda prompt, task: self.random_answer(random.Random(f"{task}/{prompt}"))}
 
 
+def one_of(words: Sequence[str]) -> str:
+    """How an action that is one of these words is written; of very many the first."""
+    return f"Answer with one of: {', '.join(words[:64])}{', ...' if len(words) > 64 else ''}."
+
+
 def last_line(answer: str) -> str:
     """What a model means: the inside of the last `<answer>`, else its last line that is not empty."""
     tagged = re.findall(r"<answer>(.*?)</answer>", answer, re.DOTALL)
