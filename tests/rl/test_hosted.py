@@ -107,6 +107,7 @@ async def later(prompt, answer, info):
 def batch(prompts, answers, infos):
     if answers == ["short", "one"]: return [1.0]
     if answers == ["one"]: return 1.0
+    if answers == ["set", "one"]: return {0.0, 1.0}
     return [DO[a]() for a in answers]
 
 def two(prompt, answer): return 1.0
@@ -288,6 +289,7 @@ def test_a_batched_reward_gives_one_score_a_row(folder: Path) -> None:
         assert "answer 1 of 3: gave nan" in given[1].reward.reason
         assert all("gave 1 scores for 2 answers" in r.reason for r in scores(host, ["short", "one"]))
         assert "gave 1.0 (float); a batched reward gives a list" in scores(host, ["one"])[0].reason
+        assert all("gave {0.0, 1.0} (set); a batched" in r.reason for r in scores(host, ["set", "one"]))
         assert all("raised KeyError" in r.reason for r in scores(host, ["fine", "raises"]))
         assert all("exit code 3" in r.reason for r in scores(host, ["fine", "exits"]))
         assert scores(host, ["fine"]) == [0.5]
