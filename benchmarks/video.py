@@ -16,7 +16,7 @@ import torch
 from ..models.video.config import TokenizerConfig
 from ..models.video.lpips import weights_folder
 from ..models.video.tokenizer import Codes, build_tokenizer
-from ..rl.rewards.video import FUNCTIONS, METRICS, Metric, frame_metrics
+from ..rl.rewards.video import FUNCTIONS, Metric, frame_metrics
 from . import record
 
 HORIZON = 7
@@ -84,7 +84,7 @@ def main(words: list[str] | None = None) -> None:
 
     shape = (given.frames, 3, given.size, given.size)
     a, b = torch.rand(shape, device=device), torch.rand(shape, device=device)
-    for metric in METRICS:
+    for metric in FUNCTIONS:
         if has_weights(metric):
             put(metric, lambda f=FUNCTIONS[metric]: f(a, b))
         else:

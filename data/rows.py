@@ -202,6 +202,17 @@ def template_text(template: str) -> str:
         raise ConfigError(f"template: {template}: {getattr(error, 'strerror', None) or error}") from error
 
 
+class _Empty(Exception):
+    """A template writes an empty cell."""
+
+
+def _written(value: Any) -> Any:
+    """A value that a template writes, unless a prompt would say None or nan in its place."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        raise _Empty
+    return value
+
+
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> Any:
     from jinja2 import StrictUndefined, TemplateSyntaxError
@@ -223,7 +234,7 @@ def _compiled(template: str) -> Any:
                 raise OverflowError(f"the result of {operator} would be too large")
             return super().call_binop(context, operator, left, right)
 
-    text, environment = template_text(template), Bounded(undefined=StrictUndefined)
+    text, environment = template_text(template), Bounded(undefined=StrictUndefined, finalize=_written)
     # a prompt is made anew by every rank and every resume: nothing in it is a matter of chance
     del environment.filters["random"], environment.globals["lipsum"]
     try:
@@ -242,6 +253,12 @@ def _render(template: str, row: dict[str, Any], where: str) -> str:
             text = compiled.render(row)
     except UndefinedError as error:
         raise ConfigError(f"{where}: template: {error.message} (columns: {_columns(row)})") from error
+    except _Empty as error:
+        empty = [name for name, value in row.items() if value is None or value != value]
+        raise ConfigError(
+            f"{where}: template: writes an empty cell (empty here: {', '.join(empty) or 'a part of a column'}); fill "
+            "it in, leave the row out, or say what stands for it, as in {{ column or '' }}"
+        ) from error
     except Exception as error:  # a template is a program: it may divide by zero, or reach for what the sandbox keeps
         raise ConfigError(f"{where}: template: {type(error).__name__}: {error}") from error
     if not text.strip():

@@ -147,8 +147,8 @@ class QuestionTasks(Tasks):
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
         train, ratio = self.of("train"), self.settings.non_gold_ratio
         if ratio is None or not isinstance(train, Pairs):
-            return RatioSampler([True] * len(train), 0, seed=seed, without=frozenset(without)).__getitem__
-        return RatioSampler(train.gold(), ratio=ratio, seed=seed, without=frozenset(without)).__getitem__
+            return RatioSampler([True] * len(train), 0.0, seed=seed, without=frozenset(without)).__getitem__
+        return RatioSampler(train.gold(), ratio, seed=seed, without=frozenset(without)).__getitem__
 
     def episode(self, task: Any, prompt_id: int, sample_index: int) -> Any:
         rules: dict[str, Any] = {"kind": self.reward, "mode": self.settings.mode, "multiple": self.multiple}

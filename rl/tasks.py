@@ -124,8 +124,13 @@ class Tasks(ABC):
 
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
         """Which training task comes at a place of an endless stream; those of `without` never come."""
-        used = [i for i in range(len(self.of("train"))) if i not in set(without)]
+        used = self.remaining(without)
         return lambda place: used[shuffled(len(used), seed, place)]
+
+    def remaining(self, without: Collection[int]) -> list[int]:
+        """The numbers of the training tasks that are left without some."""
+        left_out = set(without)
+        return [number for number in range(len(self.of("train"))) if number not in left_out]
 
     def numbers(self, seed: int) -> Sequence[int]:
         """The numbers of all training tasks, those to validate on last."""

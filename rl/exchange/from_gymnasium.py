@@ -7,7 +7,7 @@ import random
 from typing import Any, Literal
 
 from ...core.errors import ConfigError
-from .texts import Seeded, last_line, renderer_of, require
+from .texts import Seeded, last_line, one_of, renderer_of, require
 
 
 class GymnasiumEnvironment(Seeded):
@@ -64,7 +64,7 @@ class GymnasiumEnvironment(Seeded):
 
     def how(self) -> str:
         if self.words is not None:
-            return f"Answer with one of: {', '.join(self.words[:64])}{', ...' if len(self.words) > 64 else ''}."
+            return one_of(self.words)
         if isinstance(self.space, self.gymnasium.spaces.Text):
             return "Answer with the text of your action."
         return f"Answer with a JSON list of {int(self.space.sample().size)} numbers."

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from ...core.errors import ConfigError
 from ...core.http import fetch
-from .texts import LONGEST, Seeded, last_line, require, text_of
+from .texts import LONGEST, Seeded, last_line, one_of, require, text_of
 
 LARGEST = 4 * LONGEST + 1_000_000  # bytes of one message
 
@@ -71,7 +71,7 @@ class OpenEnvEnvironment(Seeded):
 
     def how(self) -> str:
         if self.words:
-            return f"Answer with one of: {', '.join(self.words[:64])}{', ...' if len(self.words) > 64 else ''}."
+            return one_of(self.words)
         if self.field is not None:
             return f"Answer with the {self.field} of your action."
         return f"Answer with a JSON object with the fields {', '.join(self.fields)}."
@@ -142,7 +142,8 @@ def _drawn(kind: str | None, field: dict[str, Any], rng: random.Random) -> Any:
     """A value of a field of this type, within the limits that its schema names."""
     if field.get("enum"):
         return rng.choice(field["enum"])
-    low, high = field.get("minimum", 0), field.get("maximum", 9)
+    low = field.get("minimum", min(0, field.get("maximum", 0)))
+    high = field.get("maximum", max(9, low))
     if kind == "integer":
         return rng.randint(int(low), int(high))
     return (

@@ -46,4 +46,4 @@ class WorldInText(Seeded):
         return super().baselines() if self.words else {}
 
     def end(self, episode: Any) -> None:
-        getattr(episode.world, "close", lambda: None)()
+        episode.world.close()

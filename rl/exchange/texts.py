@@ -35,14 +35,10 @@ def require(package: str) -> Any:
 
 def text_of(observation: Any) -> str:
     """An observation as text: a text as it is, numbers rounded to 4 digits, sections as JSON."""
-    if isinstance(observation, str):
-        if len(observation) > LONGEST:
-            raise ValueError(f"an observation of {len(observation):,} characters; at most {LONGEST:,} fit a prompt")
-        return COLOURS.sub("", observation)
-    text = json.dumps(_plain(observation), ensure_ascii=False)
+    text = observation if isinstance(observation, str) else json.dumps(_plain(observation), ensure_ascii=False)
     if len(text) > LONGEST:
         raise ValueError(f"an observation of {len(text):,} characters; at most {LONGEST:,} fit a prompt")
-    return text
+    return COLOURS.sub("", text)
 
 
 def _plain(value: Any) -> Any:
@@ -136,6 +132,11 @@ class Seeded(Environment):
     def baselines(self) -> Mapping[str, Callable[[Prompt, Any], str]]:
         """Random play. What it does depends on the task and on what was said, so that a resumed run repeats it."""
         return {"random": lambda prompt, task: self.random_answer(random.Random(f"{task}/{prompt}"))}
+
+
+def one_of(words: Sequence[str]) -> str:
+    """How an action that is one of these words is written; of very many the first."""
+    return f"Answer with one of: {', '.join(words[:64])}{', ...' if len(words) > 64 else ''}."
 
 
 def last_line(answer: str) -> str:

@@ -42,15 +42,14 @@ class WorldEnv(gymnasium.Env[Any, Any]):
     def __init__(self, world: str | Offer, render_mode: str | None = None) -> None:
         offer = find_offer(world) if isinstance(world, str) else world
         self.play, self.render_mode = Play(offer), render_mode
-        words = self.play.words
-        self.words = words
+        self.words = self.play.words
         self.observation_space = (
             AnyText(LONGEST, min_length=0, charset=PRINTABLE)
             if offer.frame is None
             else spaces.Box(0, 255, (*offer.frame, 3), np.uint8)
         )
         self.action_space = (
-            AnyText(200, min_length=0, charset=PRINTABLE) if words is None else spaces.Discrete(len(words))
+            AnyText(200, min_length=0, charset=PRINTABLE) if self.words is None else spaces.Discrete(len(self.words))
         )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -88,7 +87,7 @@ class WorldEnv(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """Give back what the world holds, such as a browser."""
-        getattr(self.play.world, "close", lambda: None)()
+        self.play.world.close()
 
 
 def id_of(world: str) -> str:

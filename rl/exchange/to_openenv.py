@@ -107,7 +107,7 @@ class WorldServer(Environment[WorldAction, WorldObservation, WorldState]):
 
     def close(self) -> None:
         """Give back what the world holds, such as a browser."""
-        getattr(self.play.world, "close", lambda: None)()
+        self.play.world.close()
 
 
 def app_of(offer: Offer, most: int = 256) -> FastAPI:

@@ -75,7 +75,7 @@ class GridTasks(Tasks):
         return self.rooms[split]
 
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
-        used = [i for i in range(len(self.of("train"))) if i not in set(without)]
+        used = self.remaining(without)
         return lambda place: used[room_of(len(used), place, fold(seed, TRAIN_KEY))]
 
     def numbers(self, seed: int) -> Sequence[int]:
@@ -149,7 +149,7 @@ class GridTasks(Tasks):
         rooms = self.of("test")
         return {TEST: [rooms[room_of(len(rooms), i, rooms[0].seed)] for i in range(n)]}
 
-    def require_judge(self, split: Split, samples: int = 1) -> None:
+    def require_judge(self, split: Split, samples: int) -> None:
         if samples > 1:
             raise ConfigError("samples: every task is imagined once; leave samples out")
 

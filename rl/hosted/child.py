@@ -110,7 +110,8 @@ class Child:
 
     def do_scores(self, prompts: list[Any], answers: list[str], infos: list[Any]) -> Reply:
         given = self.finish(self.object(prompts=prompts, answers=answers, infos=infos))
-        if isinstance(given, str | bytes | dict) or not hasattr(given, "__len__") or not hasattr(given, "__iter__"):
+        listed = hasattr(given, "__len__") and hasattr(given, "__iter__")
+        if not listed or isinstance(given, str | bytes | dict | set | frozenset):  # a set has no order of the answers
             raise Fault(f"gave {show(given)} ({type(given).__name__}); a batched reward gives a list of scores")
         if len(given) != len(answers):
             raise Fault(f"gave {len(given)} scores for {len(answers)} answers")

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...core.by_path import imported_beside, require_unchanged
 from ...core.errors import ConfigError
+from ...core.progress import say
 from ...data.trajectory import Invalid
 from ..environment import End, Prompt
 from .process import ChildProcess, Late, Lost
@@ -52,19 +53,19 @@ class Host:
         base: Path,
         deadline_s: float,
         args: Mapping[str, Any] | None = None,
-        environ: Mapping[str, str] | None = None,
         sha256: str = "",
         loading_s: float = LOADING_S,
     ) -> None:
         self.target, self.base, self.deadline_s, self.loading_s = target, Path(base).resolve(), deadline_s, loading_s
         self.args, self.sha256 = dict(args or {}), sha256  # a class is made with args; a file must have the digest
         self.beside: dict[str, str] = {}  # digests of the files that the first child found beside it
-        # by default sets of texts have the same order in every child, so that a replay meets it again
-        self.environ = {"PYTHONHASHSEED": "0", **(os.environ if environ is None else environ)}
+        # sets of texts have the same order in every child, so that a replay meets it again
+        self.environ = {"PYTHONHASHSEED": "0", **os.environ}
         self.child: ChildProcess | None = None
         self.about: dict[str, Any] = {}  # what the child said of the object: environment, batched, concurrent, sha256
         self.live: dict[int, _Live] = {}
         self.present: set[int] = set()  # live episodes that the present child has
+        self.warned = False  # a late call was told of
         self.lock = threading.RLock()
 
     def __enter__(self) -> Host:
@@ -218,8 +219,11 @@ class Host:
                     alone = True
                     continue
                 number, call, _ = next(iter(unanswered.values()))
-                why = self._in_words(lost, call.limit_s)
-                self._settle(call, number, ("invalid", f"{name_call(self.target, call.kind)} {why}"), replies)
+                why = f"{name_call(self.target, call.kind)} {self._in_words(lost, call.limit_s)}"
+                if isinstance(lost, Late) and not self.warned:  # a step of late calls would be silent for an hour
+                    self.warned = True
+                    say(f"{why}. Its sample is Invalid; this is said of the first late call alone")
+                self._settle(call, number, ("invalid", why), replies)
             except BaseException:  # Ctrl-C: replies still to come would be taken for those of the next calls
                 self._kill()
                 raise

@@ -14,7 +14,6 @@ import torch
 from ...models.video.lpips import Backbone, find_weights, load_lpips
 from ..video.config import Metric
 
-METRICS: tuple[Metric, ...] = ("mae", "mse", "psnr", "ssim", "lpips", "lpips_alex")
 LEARNT: dict[str, Backbone] = {"lpips": "vgg", "lpips_alex": "alex"}  # metrics that need a network's weights
 BETTER_HIGH = frozenset({"psnr", "ssim"})
 Aggregate = Literal["mean", "last", "discount"]

@@ -37,8 +37,7 @@ def read_sections(text: str, mode: Mode = "faithful") -> Sections | str:
     if len(text) > MAX_CHARS:
         return f"longer than {MAX_CHARS} characters"
     if mode == "strict":
-        text = text[text.rfind(THINK_END) + len(THINK_END) :] if THINK_END in text else text
-        lines = [line.strip() for line in text.split("\n")]
+        lines = [line.strip() for line in text.rpartition(THINK_END)[2].split("\n")]
         starts = [i for i, line in enumerate(lines) if line == HEADERS[0]]
         if not starts:
             return f"no line {HEADERS[0]!r}"

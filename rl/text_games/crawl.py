@@ -32,15 +32,15 @@ GAMES: dict[str, Game] = {
         Scale(),
     )
 }
+KNOWN = {**GAMES, EXAMPLE.name: EXAMPLE}
 MAX_STEPS = 40
 
 
 def find_game(name: str) -> Game:
     """A game by name, the example game included."""
-    known = {**GAMES, EXAMPLE.name: EXAMPLE}
-    if name not in known:
-        raise ConfigError(f"games: '{name}' is not one of {', '.join(known)}")
-    return known[name]
+    if name not in KNOWN:
+        raise ConfigError(f"games: '{name}' is not one of {', '.join(KNOWN)}")
+    return KNOWN[name]
 
 
 def advance(game: Game, state: State, action: str) -> State:
@@ -105,11 +105,10 @@ def prompts() -> Prompts:
     """Prompts for our own games, with two worked examples from the example game: one changed by the action, one by
     time alone.
     """
-    games = {**GAMES, EXAMPLE.name: EXAMPLE}
     rules = {
-        "object": {name: g.object_rules for name, g in games.items()},
-        "action": {name: g.action_rules for name, g in games.items()},
-        "score": {name: g.score_rules for name, g in games.items()},
+        "object": {name: g.object_rules for name, g in KNOWN.items()},
+        "action": {name: g.action_rules for name, g in KNOWN.items()},
+        "score": {name: g.score_rules for name, g in KNOWN.items()},
     }
     rows = list(crawl(EXAMPLE, range(2)))
     acted = next(row for row in rows if changed_by_action(row))

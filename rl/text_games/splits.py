@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.errors import ConfigError
 from ...core.rng import fold, permutation, uniform
 from ...data.convert.text_game import is_gold
 from .rows import action_of, changed_by_action, verb_of
@@ -54,7 +55,7 @@ def drawn(rows: Sequence[Row], n: int, ratio: float | None, seed: int) -> list[R
     The order is not the stream's: RL would begin with the very rows that were imitated, and find nothing to learn.
     """
     gold = [ratio is None or is_gold(row) for row in rows]
-    stream = RatioSampler(gold, ratio=ratio or 0.0, seed=fold(seed, LESSONS))
+    stream = RatioSampler(gold, ratio or 0.0, seed=fold(seed, LESSONS))
     return [rows[i] for i in list(dict.fromkeys(stream[place] for place in range(len(stream))))[:n]]
 
 
@@ -95,22 +96,24 @@ class RatioSampler:
     def __init__(
         self,
         gold: Sequence[bool],
-        non_gold: int | None = None,
+        ratio: float,  # of non-gold rows to gold ones
         *,
-        ratio: float | None = None,
         seed: int = 0,
         without: Collection[int] = (),  # rows that never come
     ) -> None:
         kept = [i for i in range(len(gold)) if i not in without]
         self.gold = [i for i in kept if gold[i]]
         self.others = [i for i in kept if not gold[i]]
-        if (non_gold is None) == (ratio is None):
-            raise ValueError("non_gold: give either a number of rows or a ratio to the gold rows")
-        self.drawn = non_gold if non_gold is not None else round(float(ratio or 0) * len(self.gold))
+        self.drawn = round(ratio * len(self.gold))
+        if not self.gold:
+            raise ConfigError(
+                "env.non_gold_ratio: no row to train on has a changed object, which it counts by; null takes all rows"
+            )
         if self.drawn and not self.others:
-            raise ValueError("non_gold: there is no non-gold row to draw from")
-        if not len(self):
-            raise ValueError("non_gold: there is no gold row and none is drawn; nothing is left to train on")
+            raise ConfigError(
+                f"env.non_gold_ratio = {ratio:g}: every row to train on has a changed object, so none without one can "
+                "be drawn; 0 or null takes all rows"
+            )
         self.seed = seed
         self._order: tuple[int, list[int]] = (-1, [])
 

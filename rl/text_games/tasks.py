@@ -21,7 +21,7 @@ from ..rollout.sampler import Sample
 from ..statistics import Estimate
 from . import evaluate as games
 from .config import TextGameEnvironment
-from .crawl import crawl_all, prompt_writer
+from .crawl import crawl_all, find_game, prompt_writer
 from .splits import Split, drawn, not_learnt, split_rows, thinned
 from .thoughts import thought
 from .world import by_step, drift_table, walks_of
@@ -58,6 +58,11 @@ class TextGameTasks(QuestionTasks):
     def example(self) -> Question:
         row = crawl_all(self.settings.games[:1], range(1))[0]
         return read_pair(pair_of(row, self.style, "train"))
+
+    def require_source(self) -> None:
+        for name in (*self.settings.games, *self.settings.unseen_games):
+            find_game(name)
+        super().require_source()
 
     def make(self, guard: Callable[[], None]) -> dict[str, int]:
         """Crawl, split, and write the questions; crawling takes seconds, so that a killed stage begins again."""

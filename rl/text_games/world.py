@@ -137,9 +137,8 @@ class TextGame(World):
         return self.render()
 
     def step(self, action: Action) -> StepResult:
-        check_started(self, self.state)
-        assert self.state is not None
-        before, known = self.state, str(action) in self.game.actions(self.state)
+        before = check_started(self, self.state)
+        known = str(action) in self.game.actions(before)
         self.state = advance(self.game, before, str(action))
         was, now = self.game.points(before), self.game.points(self.state)
         changed = before.objects() != self.state.objects()
@@ -148,15 +147,11 @@ class TextGame(World):
 
     def render(self, mode: str = "text") -> str:
         check_mode(self, mode)
-        check_started(self, self.state)
-        assert self.state is not None
-        return _text(view_of(self.game.name, self.state))
+        return _text(view_of(self.game.name, check_started(self, self.state)))
 
     def random_action(self, rng: random.Random) -> str:
         """One that the game understands in this state, or the expert's."""
-        check_started(self, self.state)
-        assert self.state is not None
-        return _choose(self.game.name, self.state, rng, self.skill)
+        return _choose(self.game.name, check_started(self, self.state), rng, self.skill)
 
     def change(self, before: str, after: str) -> str:
         """What differs, as the questions about games ask for it."""
@@ -172,10 +167,9 @@ class TextGame(World):
         return text
 
     def snapshot(self) -> Snapshot:
-        check_started(self, self.state)
-        assert self.state is not None
-        things = [[t.uuid, t.label, t.type, t.properties, t.contains] for t in self.state.copy().things.values()]
-        return {"game": self.game.name, "things": things, "next_uuid": self.state.next_uuid}
+        state = check_started(self, self.state).copy()
+        things = [[t.uuid, t.label, t.type, t.properties, t.contains] for t in state.things.values()]
+        return {"game": self.game.name, "things": things, "next_uuid": state.next_uuid}
 
     def restore(self, snapshot: Snapshot) -> None:
         if snapshot.get("game") != self.game.name:
@@ -201,38 +195,28 @@ class ImaginedGame(World):
         return self.render()
 
     def step(self, action: Action) -> StepResult:
-        check_started(self, self.view)
-        assert self.view is not None
-        answer = ask(self.predict, [self.view.question(self.game.name, self.game.task, str(action))])[0]
-        before, read = self.view, True
+        before = check_started(self, self.view)
+        answer = ask(self.predict, [before.question(self.game.name, self.game.task, str(action))])[0]
         try:
-            self.view = before.after(answer)
+            after, read = before.after(answer), True
         except Unreadable:
-            read = False
-        changed = before.key() != self.view.key()
-        gained = plain_number(self.view.score["score"]) - plain_number(before.score["score"])
+            after, read = before, False
+        self.view = after
+        gained = plain_number(after.score["score"]) - plain_number(before.score["score"])
         info = {
-            "success": float(bool(self.view.score["gameWon"])),
-            "action_is_effective": float(changed),
+            "success": float(bool(after.score["gameWon"])),
+            "action_is_effective": float(before.key() != after.key()),
             "readable": float(read),
         }
-        return StepResult(self.render(), gained, bool(self.view.score["gameOver"]), info)
+        return StepResult(self.render(), gained, bool(after.score["gameOver"]), info)
 
     def render(self, mode: str = "text") -> str:
         check_mode(self, mode)
-        check_started(self, self.view)
-        assert self.view is not None
-        return _text(self.view)
+        return _text(check_started(self, self.view))
 
     def snapshot(self) -> Snapshot:
-        check_started(self, self.view)
-        assert self.view is not None
-        return {
-            "game": self.game.name,
-            "objects": self.view.objects,
-            "score": self.view.score,
-            "next_uuid": self.view.next_uuid,
-        }
+        view = check_started(self, self.view)
+        return {"game": self.game.name, "objects": view.objects, "score": view.score, "next_uuid": view.next_uuid}
 
     def restore(self, snapshot: Snapshot) -> None:
         if snapshot.get("game") != self.game.name:

@@ -5,15 +5,15 @@ Without torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from ...data.video_layout import VideoLayout
 from ...models.video.config import TokenizerConfig
-from ..worlds.tabletop import Table
+from ..worlds.tabletop import TASKS, Table
+from .policies import SKILLS
 
 Metric = Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"]
-
-
+METRICS: tuple[Metric, ...] = get_args(Metric)
 TRAINING_REACH = 15  # frames that a context lies before a clip at most, where a tokenizer is trained on whole clips
 
 
@@ -30,7 +30,7 @@ class VideoReward:
     # over frames: their mean, the last alone, or later ones discounted
     aggregate: Literal["mean", "last", "discount"] = "mean"
     repetition_penalty: float = 0.0  # taken off when the last frame is repeated
-    signed: ClassVar[tuple[str, ...]] = ("mae", "mse", "psnr", "ssim", "lpips", "lpips_alex", "repetition_penalty")
+    signed: ClassVar[tuple[str, ...]] = (*METRICS, "repetition_penalty")
 
     def __post_init__(self) -> None:
         if not any(self.weights.values()):
@@ -39,8 +39,7 @@ class VideoReward:
     @property
     def weights(self) -> dict[str, float]:
         """By metric."""
-        names = ("mae", "mse", "psnr", "ssim", "lpips", "lpips_alex")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in METRICS}
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,12 @@ class VideoRecording:
     def __post_init__(self) -> None:
         if min(self.episodes, self.heldout_episodes, self.frames) <= 0:
             raise ValueError("episodes: must be above 0, as must heldout_episodes and frames")
+        if not self.tasks or not self.policies:
+            raise ValueError("tasks: name at least one, and at least one of policies")
+        for name, known in (("tasks", TASKS), ("policies", SKILLS)):
+            unknown = next((one for one in getattr(self, name) if one not in known), None)
+            if unknown is not None:
+                raise ValueError(f"{name}: '{unknown}' is none of {', '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +147,8 @@ class VideoEnvironment:
             raise ValueError(f"{name}: belongs to the table-top scene; actions is {self.actions}")
         if self.headline not in self.metrics:
             raise ValueError(f"headline: '{self.headline}' is not in metrics")
+        if 0 in self.best_of:
+            raise ValueError("best_of: the best of 0 samples is none; sizes are 1 or more")
 
     @property
     def table(self) -> Table:

@@ -80,6 +80,8 @@ class Clips(Sequence["Clip"]):
     @cached_property
     def numbers(self) -> range:
         """The clips of this part: whole episodes, so that two parts share none."""
+        if not self.made.finished:
+            return range(1)
         count, each = len(self.shards), max(self.settings.clips_per_episode, 1)
         if self.split == "test" or self.settings.train_part == (0.0, 1.0):
             return range(count)
@@ -87,12 +89,12 @@ class Clips(Sequence["Clip"]):
         return range(low, high)
 
     def __len__(self) -> int:
-        return len(self.numbers) if self.made.finished else 1
+        return len(self.numbers)
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(len(self)))]
-        return Clip(self, self.numbers[at] if self.made.finished else at)
+        return Clip(self, self.numbers[at])
 
 
 @dataclass(frozen=True)

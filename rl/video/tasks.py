@@ -5,7 +5,7 @@ in.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -46,7 +46,7 @@ class HeldOutClip:
     clip: Clip
     prompt_id: int
     sample_index: int
-    judgement: ClipJudgement | None = field(default=None)
+    judgement: ClipJudgement | None = None
 
 
 class VideoTasks(Tasks):
@@ -115,8 +115,7 @@ class VideoTasks(Tasks):
         require_weights(rewarded if split == "train" else self.metrics)
 
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
-        left_out = set(without)
-        used = [i for i in range(len(self.of("train"))) if i not in left_out]
+        used = self.remaining(without)
 
         def number(place: int) -> int:
             epoch, at = divmod(place, len(used))

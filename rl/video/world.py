@@ -71,9 +71,7 @@ class FrameWorld(World):
         return describe(self.picture())
 
     def picture(self) -> np.ndarray:
-        check_started(self, self.frame)
-        assert self.frame is not None
-        return self.frame
+        return check_started(self, self.frame)
 
     def parse_action(self, word: str) -> Action | None:
         return None if read_action(word) is None else word

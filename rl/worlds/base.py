@@ -9,10 +9,11 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ...data.trajectory import Invalid
 
+T = TypeVar("T")
 Action = int | str
 Snapshot = dict[str, Any]  # plain JSON values only, so that a journal can keep it
 
@@ -63,6 +64,10 @@ class World(ABC):
     @abstractmethod
     def restore(self, snapshot: Snapshot) -> None:
         """Return to a snapshot of a world of the same configuration."""
+
+    def close(self) -> None:
+        """Give back what the world holds, such as a browser."""
+        return
 
     def drawing(self) -> str | None:
         """The state as a grid of symbols for a report, whatever the policy is shown; None for worlds that are no
@@ -122,7 +127,8 @@ def check_mode(world: World, mode: str) -> None:
         raise WorldFault(f"{world.name}: no render mode {mode!r}; it has {', '.join(world.render_modes)}")
 
 
-def check_started(world: World, state: object) -> None:
-    """Refuse to step a world that was not reset."""
+def check_started(world: World, state: T | None) -> T:
+    """The state of a world that was reset; one that was not is refused."""
     if state is None:
         raise WorldFault(f"{world.name}: step before reset; call reset(seed) or restore(snapshot) first")
+    return state

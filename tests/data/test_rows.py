@@ -212,6 +212,8 @@ def test_prompts_demonstrations_and_info():
     template = "{{ question }}{% for c in choices %}\n{{ loop.index }}) {{ c }}{% endfor %}"
     assert render_prompt(row, template, "w") == "2+2?\n1) 3\n2) 4"
     assert info_of(row, template) == row and demonstration(row, None) is None
+    some = "{{ q }}{% if hint %} {{ hint }}{% endif %}{{ more or '' }}"
+    assert render_prompt({"q": "2+2?", "hint": None, "more": None}, some, "w") == "2+2?"
 
 
 def test_a_template_may_be_a_file(tmp_path):
@@ -233,6 +235,9 @@ def test_a_template_may_be_a_file(tmp_path):
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, None, "message 1: its content must be text"),
         ({"messages": CHAT[2:]}, None, "nothing before the assistant's answer"),
         ({"a": 1}, "{{ b }}", r"f:1: template: 'b' is undefined \(columns: a\)"),
+        ({"a": None, "b": 1}, "{{ b }}{{ a }}=", r"f:1: template: writes an empty cell \(empty here: a\)"),
+        ({"a": float("nan")}, "{{ a }}=", r"f:1: template: writes an empty cell \(empty here: a\)"),
+        ({"a": {"b": None}}, "{{ a.b }}=", r"writes an empty cell \(empty here: a part of a column\)"),
         ({"a": 1}, "{{ a.__class__.__mro__ }}", "f:1: template: SecurityError"),
         ({"a": 0}, "{{ 1 / a }}", "f:1: template: ZeroDivisionError"),
         ({"a": ""}, "{{ a }}", "makes an empty prompt"),

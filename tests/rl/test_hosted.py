@@ -107,6 +107,7 @@ async def later(prompt, answer, info):
 def batch(prompts, answers, infos):
     if answers == ["short", "one"]: return [1.0]
     if answers == ["one"]: return 1.0
+    if answers == ["set", "one"]: return {0.0, 1.0}
     return [DO[a]() for a in answers]
 
 def two(prompt, answer): return 1.0
@@ -217,7 +218,7 @@ def test_every_bad_score_is_invalid_by_name_and_the_rows_beside_it_count(folder:
             host.score(["p", "p"], ["a"], [{}])
 
 
-def test_a_hang_or_a_death_costs_its_own_row_only(folder: Path) -> None:
+def test_a_hang_or_a_death_costs_its_own_row_only(folder: Path, capfd: pytest.CaptureFixture) -> None:
     wanted = {
         "exits": "ended its process with exit code 3",
         "crashes": "ended its process by SIGSEGV",
@@ -233,6 +234,9 @@ def test_a_hang_or_a_death_costs_its_own_row_only(folder: Path) -> None:
         for reward, (bad, words) in zip(given[::2], wanted.items(), strict=True):
             assert isinstance(reward, Invalid) and words in reward.reason, (bad, reward)
         assert time.monotonic() - begun < 90  # not the 100 s of the hang, on a busy machine either
+        told = capfd.readouterr().out  # at once: many rows that hang take as many deadlines
+        assert told.startswith(f"rewards.py:score {wanted['hangs']}. Its sample is Invalid"), told
+        assert isinstance(scores(host, ["hangs"])[0], Invalid) and capfd.readouterr().out == ""
 
 
 def test_output_and_forks_of_user_code_do_not_reach_the_messages(
@@ -285,6 +289,7 @@ def test_a_batched_reward_gives_one_score_a_row(folder: Path) -> None:
         assert "answer 1 of 3: gave nan" in given[1].reward.reason
         assert all("gave 1 scores for 2 answers" in r.reason for r in scores(host, ["short", "one"]))
         assert "gave 1.0 (float); a batched reward gives a list" in scores(host, ["one"])[0].reason
+        assert all("gave {0.0, 1.0} (set); a batched" in r.reason for r in scores(host, ["set", "one"]))
         assert all("raised KeyError" in r.reason for r in scores(host, ["fine", "raises"]))
         assert all("exit code 3" in r.reason for r in scores(host, ["fine", "exits"]))
         assert scores(host, ["fine"]) == [0.5]

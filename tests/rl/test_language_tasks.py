@@ -108,6 +108,13 @@ def test_an_environment_makes_its_questions_and_a_tokenizer_from_them(tmp_path: 
     assert 0 < counts["test_changed"] < counts["test_rows"] and learnt.vocab_size <= 400
 
 
+@pytest.mark.parametrize("change", [{"games": ["charge-torch", "weigh-stons"]}, {"unseen_games": ["weigh-stons"]}])
+def test_a_game_that_is_none_is_refused_before_the_run(change: dict, tmp_path: Path) -> None:
+    made = Made("data", tmp_path, {}, finished=False)
+    with pytest.raises(ConfigError, match="games: 'weigh-stons' is not one of bake-loaf"):
+        TextGameTasks(replace(GAME, **change), made, TOKENIZER, None).require_source()
+
+
 def test_questions_in_shards_are_counted_and_left_where_they_are(folder: Path, tmp_path: Path) -> None:
     shards = replace(GAME, games=[], test=str(folder / "games" / "test"))
     tasks = TextGameTasks(shards, Made("data", tmp_path, {}, finished=False), TOKENIZER, None)

@@ -16,7 +16,7 @@ from openenv.cli._validation import validate_running_environment  # `openenv val
 from openenv.core import GenericEnvClient
 
 from terrella.core.errors import ConfigError
-from terrella.rl.exchange.from_openenv import OpenEnvEnvironment
+from terrella.rl.exchange.from_openenv import OpenEnvEnvironment, _drawn
 from terrella.rl.exchange.offers import Play, find_offer
 from terrella.rl.exchange.texts import text_of
 
@@ -35,6 +35,13 @@ def servers() -> Iterator[dict[str, str]]:
         start.cancel()
         yield addresses
         process.kill()
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("limits", [{}, {"minimum": 10}, {"maximum": -3}, {"minimum": 4, "maximum": 5}])
+def test_random_play_stays_within_the_limits_that_a_schema_names(kind: str, limits: dict[str, int]) -> None:
+    value = _drawn(kind, limits, random.Random(0))
+    assert limits.get("minimum", -99) <= value <= limits.get("maximum", 99)
 
 
 def test_its_validator_passes(servers: dict[str, str]) -> None:

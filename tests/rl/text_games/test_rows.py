@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from terrella.core.errors import ConfigError
 from terrella.data.convert.text_game import Prompts, difference, is_changed, is_gold
 from terrella.rl.rewards.text_game import Transition, state_difference
 from terrella.rl.text_games.rows import action_of, changed_by_action, verb_of
@@ -170,18 +171,17 @@ def test_a_held_out_question_is_not_trained_on() -> None:
 
 def test_ratio_sampling_is_a_function_of_the_place() -> None:
     gold = [i < 10 for i in range(40)]
-    sampler = RatioSampler(gold, ratio=0.4, seed=3)
+    sampler = RatioSampler(gold, 0.4, seed=3)
     assert len(sampler) == 14
     first = [sampler[i] for i in range(28)]
     for epoch in (first[:14], first[14:]):
         assert sorted(i for i in epoch if i < 10) == list(range(10)) and sum(i >= 10 for i in epoch) == 4
     assert first[:14] != first[14:]
-    fresh = RatioSampler(gold, ratio=0.4, seed=3)
+    fresh = RatioSampler(gold, 0.4, seed=3)
     assert [fresh[i] for i in (27, 3, 14)] == [first[27], first[3], first[14]]
-    drawn = [RatioSampler(gold, 1, seed=0)[i] for i in range(11 * 60)]
+    drawn = [RatioSampler(gold, 0.1, seed=0)[i] for i in range(11 * 60)]
     assert len({i for i in drawn if i >= 10}) > 15  # drawn anew each epoch, not a fixed subset
-    for bad in ({}, {"non_gold": 3, "ratio": 0.4}):
-        with pytest.raises(ValueError, match="non_gold"):
-            RatioSampler(gold, **bad)
-    with pytest.raises(ValueError, match="no gold row"):
-        RatioSampler([False], 0)
+    with pytest.raises(ConfigError, match=r"env.non_gold_ratio: no row to train on has a changed object"):
+        RatioSampler([False], 0.4)
+    with pytest.raises(ConfigError, match=r"env.non_gold_ratio = 0.4: every row to train on has a changed object"):
+        RatioSampler([True] * 5, 0.4)

@@ -80,5 +80,7 @@ def test_parts_of_the_training_clips_share_no_episode(tmp_path: Path) -> None:
         found.append({clip._sample["meta.json"]["episode"] for clip in islice(clips, len(clips))})
     assert [len(part) for part in found] == [7, 3, 10]
     assert not found[0] & found[1] and found[0] | found[1] == found[2]
+    before = Clips(env, Made("tokens", tmp_path, {}, finished=False), "train")
+    assert len(before) == len([*islice(before, 3)]) == 1  # the stand-in before the stage has run ends too
     with pytest.raises(ValueError, match="train_part"):
         settings(tmp_path, train_part=(0.5, 0.5))
