@@ -328,8 +328,10 @@ class WebWorld(World):
         if self.miniwob is not None:
             self._miniwob_end(parsed, stop)
         elif parsed.kind == "exit" or stop:
-            self.answer = parsed.text if parsed.kind == "exit" else f"Early stop: {stop}"
-            self.score = self._judge()
+            exited = parsed.kind == "exit"
+            self.answer = parsed.text if exited else f"Early stop: {stop}"
+            # the limit is no part of what is judged: it may be the very number that the task asks for
+            self.score = self._judge(self.answer if exited else "Early stop")
             self.done = True
         effective = self.done or self.backend.url != url or self.observation != before
         info = {
@@ -364,12 +366,12 @@ class WebWorld(World):
             return f"the same action {config.max_repeats} times"
         return ""
 
-    def _judge(self) -> float:
+    def _judge(self, answer: str) -> float:
         assert self.task is not None and self.backend is not None
         if not self.task.evaluation.types:
             return 0.0
         try:
-            return evaluate(self.task, self.answer, self.backend, self.config.dialect, self.judge)
+            return evaluate(self.task, answer, self.backend, self.config.dialect, self.judge)
         except ActionFailed as error:
             raise WorldFault(f"web: task {self.task.task_id} could not be judged: {error}") from error
 

@@ -35,6 +35,32 @@ def test_an_episode_ends_by_exit_or_by_a_limit() -> None:
     assert [world.step(f'do(action="Hover", element="{n}")').done for n in range(3)] == [False, False, True]
 
 
+def test_an_early_stop_is_no_right_answer() -> None:
+    world = WebWorld(sites=("reddit",), split="all")
+    asked = [t for t in world.tasks if dict(t.task.evaluation.answers) == {"must_include": ["5"]}]
+    assert len(asked) == 6
+    for task in asked:
+        world.open_task(task.task)
+        results = [world.step('do(action="Scroll Down")') for _ in range(5)]
+        assert results[-1].info["early_stop"] and results[-1].reward == 0.0, world.answer
+
+
+@pytest.mark.parametrize(
+    ("template", "actions"),
+    [
+        (106, ["new_tab", "stop []"]),  # judged by the shop in front, where there is none
+        (101, ["goto [http://[abc]", "stop []"]),
+        (307, ["goto [http://shopping-admin.test/report?from=\u00b2&to=1]", "stop []"]),
+        (307, [f"goto [http://shopping-admin.test/report?from={10**20}&to=1]", "stop []"]),
+    ],
+)
+def test_odd_actions_score_zero_and_are_no_fault(template: int, actions: list[str]) -> None:
+    world = WebWorld(observation="accessibility", split="all")
+    world.reset(next(s for s, t in enumerate(world.tasks) if t.task.template_id == template))
+    results = [world.step(f"```{action}```") for action in actions]
+    assert results[-1].done and results[-1].reward == 0.0
+
+
 def test_an_element_that_is_not_there_is_a_failed_action_and_no_fault() -> None:
     world = WebWorld()
     world.reset(1)
