@@ -122,7 +122,7 @@ def _call(name: str, text: str) -> WebAction:
             raise NotAnAction(f"{name}(...) has no argument {word.arg}")
         if not isinstance(word.value, ast.Constant) or not isinstance(word.value.value, str | int | float):
             raise NotAnAction(f"{word.arg} must be a plain text or number")
-        values[word.arg] = str(word.value.value)
+        values[word.arg] = _plain(word.value.value)
     if name == "exit":
         return WebAction("exit", text=values.get("message", ""))
     if name != "do":
@@ -136,6 +136,16 @@ def _call(name: str, text: str) -> WebAction:
     if kind == "switch_tab" and not argument:
         argument = values.get("element", "")
     return checked(kind, values.get("element") if kind in NEEDS_ELEMENT else None, argument)
+
+
+def _plain(value: str | int | float) -> str:
+    """An argument as text that can be sent and stored: a character escaped as two halves, as in JSON, is put together;
+    a half alone becomes U+FFFD."""
+    try:
+        text = str(value)
+    except ValueError:  # a hexadecimal number of thousands of digits
+        raise NotAnAction("an argument is too long a number") from None
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def checked(kind: Kind, element: str | None, text: str) -> WebAction:

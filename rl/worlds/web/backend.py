@@ -133,7 +133,8 @@ def option_position(select: Element, wanted: str) -> int:
 def check_allowed(limits: Limits, url: str) -> None:
     """Refuse an address outside the allowed hosts."""
     if not limits.allows(url):
-        raise ActionFailed(f"{urlsplit(url).scheme}://{urlsplit(url).netloc} is not among the allowed hosts")
+        origin = re.match(r"[^/?#]*(?://[^/?#]*)?", url)  # of what is no address too, where urlsplit gives up
+        raise ActionFailed(f"{origin[0][:80] if origin else url} is not among the allowed hosts")
 
 
 def fault(what: str, limits: Limits, error: object) -> WorldFault:

@@ -87,6 +87,7 @@ class DomBackend:
         raise ActionFailed(f"more than {MOST_REDIRECTS} redirects")
 
     def _go(self, url: str, body: str | None = None) -> None:
+        check_allowed(self.limits, url)
         if urlsplit(url).path == "" and urlsplit(url).scheme in ("http", "https"):
             url = urlunsplit(urlsplit(url)._replace(path="/"))
         here = self.url
@@ -266,7 +267,6 @@ class DomBackend:
         target = urljoin(
             self.url, attributes.get("formaction") or form.attributes.get("action") or _without_fragment(self.url)
         )
-        check_allowed(self.limits, target)
         if (attributes.get("formmethod") or form.attributes.get("method", "get")).lower() == "post":
             self._go(target, body)
         else:

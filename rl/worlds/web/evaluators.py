@@ -181,6 +181,8 @@ def _member_role(backend: Backend, arguments: list[str]) -> str:
 def _latest_order(backend: Backend, arguments: list[str]) -> str:
     """The address of the newest order, from the list of orders of the shop in front."""
     parts = urlsplit(backend.url)
+    if not parts.netloc:  # an empty tab is no shop
+        return backend.url
     local = parts.hostname == "shopping.test"
     backend.open(f"{parts.scheme}://{parts.netloc}{'/orders' if local else '/sales/order/history/'}")
     if local:

@@ -124,7 +124,7 @@ class Admin(Site):
         form = request.form
         try:
             price, stock = round(float(form["price"]) * 100), int(form["stock"])
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, OverflowError):
             return self.page(
                 "Not saved", f"<p>Price and stock must be numbers.</p>{link(f'/products/{number}', 'Back')}", 400
             )
@@ -280,7 +280,7 @@ class Admin(Site):
         again = form(
             "/report", choice("from", months, first, "From") + choice("to", months, last, "To"), "Show report", "get"
         )
-        if not (first.isdigit() and last.isdigit()) or "from" not in request.query:
+        if not {first, last} <= {month for month, _ in months} or "from" not in request.query:
             return self.page("Sales report", again)
         count, total = self.one(
             (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from html import escape
 
 from ..http import Request, Response
@@ -112,7 +113,7 @@ class Tracker(Site):
 
     def save_project(self, request: Request) -> Response:
         name, about, visibility = (request.form.get(k, "").strip()[:100] for k in ("name", "about", "visibility"))
-        plain = bool(name) and all(c.isalnum() or c in "-_" for c in name)
+        plain = re.fullmatch(r"[\w-]+", name, re.ASCII)
         if not plain or visibility not in ("public", "private") or self._find(USER, name):
             return self.page("Not created", "<p>A project needs a new name of letters and digits.</p>", 400)
         self.run(

@@ -55,12 +55,18 @@ def test_comments_stay_and_the_last_call_counts() -> None:
         ('do(action="Type", element="1", '
 'argument=open("f"))'), 'do(action="Click", element="1", **{})', 'do(action="Click", element="1"',
         'do(action="Click", element="999999999999")', '__import__("os").system("true")', 'exit(message=__import__("os"))',  # noqa: E501
+        f'do(action="Type", element="1", argument=0x{"f" * 4000})',
         'do(action="Switch Tab", argument="last")', 'do(action="Click", element="1"' + "(" * 5000,
     ],
 )  # fmt: skip
 def test_what_is_no_action_says_why(text: str) -> None:
     found = parse_call(text)
     assert found.kind == "none" and found.error
+
+
+def test_escaped_halves_of_a_character_become_text_that_can_be_sent() -> None:
+    said = parse_call(r'do(action="Search", argument="a \ud83d\ude00 b \ud83d", element="1")').text
+    assert said == "a \N{GRINNING FACE} b \N{REPLACEMENT CHARACTER}" and said.encode()
 
 
 BRACKETS = {

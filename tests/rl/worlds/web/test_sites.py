@@ -130,6 +130,20 @@ def test_pages_hold_no_script_and_need_a_login() -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "form"),
+    [
+        ("http://shopping-admin.test/products/1", "name=x&price=1e999&stock=1"),
+        ("http://shopping-admin.test/products/1", "name=x&price=nan&stock=1"),
+        ("http://gitlab.test/new", "name=%E6%95%B0&visibility=public"),  # no header can lead to its page
+    ],
+)
+def test_what_a_site_cannot_keep_is_a_page_that_says_so(url: str, form: str) -> None:
+    sites = SiteSet(0)
+    cookies = {"session": sites.by_host[url.split("/")[2]].session["value"]}
+    assert sites.fetch(make_request("POST", url, form, cookies)).status == 400
+
+
+@pytest.mark.parametrize(
     "text",
     ["'; DROP TABLE posts; --", "<script>alert(1)</script>", '"><img src=x>', "a" * 5000, "%00\r\nSet-Cookie: x=1"],
 )
