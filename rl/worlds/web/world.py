@@ -228,27 +228,25 @@ class WebWorld(World):
         cookies, storage, forms = self._identity(task)
         start = Start(task.start_urls, cookies, storage, task.geolocation, (width, height))
         if forms:
-            backend.begin(Start((forms[0][0].url,), geolocation=task.geolocation, viewport=(width, height)))
+            backend.begin(replace(start, urls=(forms[0][0].url,)))
             for form, user, password in forms:
-                self.secrets = (*self.secrets, password)
+                self.secrets = tuple(dict.fromkeys((*self.secrets, password)))
                 fill_in(backend, form, user, password)
-            self._open_all(backend, task.start_urls)
+            self._open_all(backend, task)
         else:
             backend.begin(start)
         return self._ready(task, steps)
 
-    def _open_all(self, backend: Backend, urls: tuple[str, ...]) -> None:
+    def _open_all(self, backend: Backend, task: WebTask) -> None:
         try:
-            backend.open(urls[0])
-            for url in urls[1:]:
+            backend.open(task.start_urls[0])
+            for url in task.start_urls[1:]:
                 backend.act(WebAction("new_tab"), None)
                 backend.open(url)
-            if len(urls) > 1:
+            if len(task.start_urls) > 1:
                 backend.act(WebAction("switch_tab", text="0"), None)
         except ActionFailed as error:
-            raise WorldFault(
-                f"web: cannot open the start of task {self.task.task_id if self.task else ''}: {error}"
-            ) from error
+            raise WorldFault(f"web: cannot open the start of task {task.task_id}: {error}") from error
 
     def _identity(
         self, task: WebTask
@@ -264,10 +262,10 @@ class WebWorld(World):
         if not task.require_login:
             return (), (), []
         path = Path(self.config.auth_folder or ".") / Path(task.storage_state).name
-        if task.storage_state and (path.is_file() or not self.config.logins):
+        forms = [self.config.logins[s] for s in task.sites if s in self.config.logins]
+        if task.storage_state and (path.is_file() or not forms):
             cookies, storage = read_state(path)
             return cookies, storage, []
-        forms = [self.config.logins[s] for s in task.sites if s in self.config.logins]
         return (), (), [(form, *credentials(form)) for form in forms]
 
     def _ready(self, task: WebTask, steps: tuple[Step, ...]) -> str:
