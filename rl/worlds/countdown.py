@@ -6,16 +6,25 @@ from __future__ import annotations
 
 import ast
 import itertools
-import json
 import random
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
-from ...core.files import json_lines
-from .base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
+from ...core.errors import ConfigError
+from .base import (
+    Action,
+    Snapshot,
+    StepResult,
+    World,
+    WorldFault,
+    check_file,
+    check_mode,
+    check_started,
+    read_rows,
+)
 
 MAX_LENGTH = 200
 WRONG_VALUE_REWARD = 0.1
@@ -30,6 +39,11 @@ class CountdownConfig:
     file: str | None = None
     largest: int = 99
     additive: bool = True  # own instances: sums and differences only, as in the public filter
+
+    def __post_init__(self) -> None:
+        check_file(self.file)
+        if self.largest < 1:
+            raise ValueError(f"largest: {self.largest} must be at least 1")
 
 
 def evaluate(expression: str) -> tuple[Fraction, Counter[int]]:
@@ -109,6 +123,18 @@ def make_instance(config: CountdownConfig, seed: int) -> tuple[list[int], int]:
             return nums, int(value)
 
 
+@lru_cache(maxsize=4)
+def solvable_rows(file: str) -> list[tuple[list[int], int]]:
+    """Numbers and target of the file's rows that sums and differences solve; read once, as every episode has a world
+    of its own.
+    """
+    rows = read_rows(file, lambda row: (list(map(int, row["nums"])), int(row["target"])))
+    solvable = [row for row in rows if additive_solution(*row)]
+    if not solvable:
+        raise ConfigError(f"{file}: has no row that sums and differences solve")
+    return solvable
+
+
 class Countdown(World):
     """One expression, then the episode is over."""
 
@@ -117,16 +143,8 @@ class Countdown(World):
 
     def __init__(self, **settings: Any) -> None:
         self.config = CountdownConfig(**settings)
-        self.rows = None
+        self.rows = solvable_rows(self.config.file) if self.config.file else None
         self.nums: list[int] | None = None
-        if self.config.file:
-            lines = json_lines(Path(self.config.file).read_text(encoding="utf-8"))
-            rows = [
-                (list(map(int, row["nums"])), int(row["target"])) for row in (json.loads(line) for _, line in lines)
-            ]
-            self.rows = [row for row in rows if additive_solution(*row)]
-            if not self.rows:
-                raise WorldFault(f"countdown: {self.config.file} has no row that sums and differences solve")
 
     def reset(self, seed: int, sample: int = 0) -> str:
         self.nums, self.target = self.rows[seed % len(self.rows)] if self.rows else make_instance(self.config, seed)
