@@ -73,6 +73,14 @@ def write_lines(path: Path, rows: Iterable[Any], append: bool = False) -> int:
     return count
 
 
+def _score(path: Path) -> float:
+    """The score that an actions file holds."""
+    held = read_lines(path)
+    if not held or not isinstance(held[0], dict) or not isinstance(held[0].get("score"), int | float):
+        raise ConfigError(f"{path}: no score")
+    return float(held[0]["score"])
+
+
 def read_rollouts(folder: Path) -> Found:
     """The finished trajectories of a result folder, which holds traces/ and actions/."""
     traces, actions = folder / "traces", folder / "actions"
@@ -84,20 +92,19 @@ def read_rollouts(folder: Path) -> Found:
         if not actions_file.is_file():
             found.dropped["no actions file: the score is not known"] += 1
             continue
-        steps = read_lines(path)
-        held = read_lines(actions_file)
-        if not held or not isinstance(held[0], dict) or "score" not in held[0]:
-            raise ConfigError(f"{actions_file}: no score")
+        steps, score = read_lines(path), _score(actions_file)
+        if not all(isinstance(s, dict) for s in steps):
+            raise ConfigError(f"{path}: a step that is no record")
         missing = next((k for s in steps for k in ("html", "response", "target") if k not in s), None)
         if missing:
             raise ConfigError(f"{path}: a step without {missing}")
         acted = [s for s in steps if s["response"]]  # an early stop's response is empty
-        if held[0]["score"] < 0:
+        if score < 0:
             found.dropped["unfinished (score below 0)"] += 1
         elif not acted:
             found.dropped["no response"] += 1
         else:
-            found.rollouts.append(Rollout(path.stem, acted, float(held[0]["score"])))
+            found.rollouts.append(Rollout(path.stem, acted, score))
     return found
 
 
@@ -177,14 +184,25 @@ def generate_tasks(
     return made, counts
 
 
+def read_task_list(path: Path) -> list[dict[str, Any]]:
+    """The records of a list file of tasks."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(held, list):
+        raise ConfigError(f"{path}: expected a list of tasks")
+    for index, task in enumerate(held):
+        if not isinstance(task, dict) or "task_id" not in task or not isinstance(task.get("sites"), list):
+            raise ConfigError(f"{path}[{index}]: a task is a record with task_id and sites")
+    return held
+
+
 def expand_tasks(raw: Path, addresses: Mapping[str, str]) -> list[dict[str, Any]]:
     """generate_test_data: the tasks of a raw file with addresses in the place of placeholders; one without an
     address is refused.
     """
-    held = json.loads(raw.read_text(encoding="utf-8"))
-    if not isinstance(held, list):
-        raise ConfigError(f"{raw}: expected a list of tasks")
-    tasks = expand(held, {f"__{name}__": url for name, url in addresses.items()})
+    tasks = expand(read_task_list(raw), {f"__{name}__": url for name, url in addresses.items()})
     for index, task in enumerate(tasks):
         missing = next((p for p in REAL_PLACEHOLDERS if p in json.dumps(task)), None)
         if missing:
@@ -216,7 +234,7 @@ def score_table(folder: Path, tasks: Sequence[Mapping[str, Any]]) -> tuple[list[
             for p in (folder / "actions" / f"{task['task_id']}.json", folder / "actions" / f"{index}.json")
             if p.is_file()
         ]
-        score = float(read_lines(found[0])[0]["score"]) if found else -1.0
+        score = _score(found[0]) if found else -1.0
         known = score if score >= 0 else None
         for name in (", ".join(task["sites"]), "all"):
             rows.setdefault(name, []).append(known)

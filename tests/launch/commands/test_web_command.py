@@ -188,3 +188,15 @@ def test_mistakes_are_named(result: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             CliRunner().invoke(web, ("process-data", *arguments), catch_exceptions=False)
+    (result / "actions" / "1.json").write_text('{"score": "1"}')
+    for text, words in (
+        ("x", "tasks.json: cannot be read as JSON"),
+        ("{}", "expected a list of tasks"),
+        ('[{"task_id": 1}]', r"tasks.json\[0\]: a task is a record with task_id and sites"),
+        ('[{"task_id": 1, "sites": ["reddit"]}]', "1.json: no score"),
+    ):
+        (tmp_path / "tasks.json").write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            CliRunner().invoke(web, ("score", str(result), str(tmp_path / "tasks.json")), catch_exceptions=False)
+    with pytest.raises(ConfigError, match=r"1.json: no score"):
+        release.read_rollouts(result)
