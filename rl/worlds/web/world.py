@@ -103,7 +103,7 @@ class WebConfig:
         if (
             len(self.viewport) != 2
             or min(self.viewport) < 1
-            or min(self.max_steps, self.max_parse_failures, self.max_repeats, self.contents) < 1
+            or min(self.max_steps, self.max_parse_failures, self.max_repeats, self.contents, self.instances) < 1
         ):
             raise ValueError("viewport: two positive numbers; and all limits at least 1")
 

@@ -208,6 +208,8 @@ def test_faults_are_named() -> None:
         WebWorld(source="miniwob")
     with pytest.raises(ValueError, match="none of"):
         WebWorld(sites=("wikipedia",))
+    with pytest.raises(ValueError, match="limits at least 1"):
+        WebWorld(instances=0)
     world = WebWorld()
     world.reset(0)
     world.steps = []
