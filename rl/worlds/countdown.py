@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import operator
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from .base import (
 
 MAX_LENGTH = 200
 WRONG_VALUE_REWARD = 0.1
+_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 @dataclass(frozen=True)
@@ -67,17 +70,8 @@ def _value(node: ast.AST, numbers: Counter[int]) -> Fraction:
             return -_value(operand, numbers)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
             return _value(operand, numbers)
-        case ast.BinOp(left=left, op=op, right=right):
-            a, b = _value(left, numbers), _value(right, numbers)
-            match op:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-                case ast.Div():
-                    return a / b
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _SIGNS:
+            return _OPERATIONS[_SIGNS[type(op)]](_value(left, numbers), _value(right, numbers))
     raise ValueError(f"{type(node).__name__} is not allowed in an expression")
 
 
@@ -108,16 +102,7 @@ def make_instance(config: CountdownConfig, seed: int) -> tuple[list[int], int]:
         nums = [rng.randint(1, config.largest) for _ in range(rng.choice((3, 4)))]
         value = Fraction(nums[0])
         for number in nums[1:]:
-            op = rng.choice("+-" if config.additive else "+-*/")
-            value = (
-                value + number
-                if op == "+"
-                else value - number
-                if op == "-"
-                else value * number
-                if op == "*"
-                else value / number
-            )
+            value = _OPERATIONS[rng.choice("+-" if config.additive else "+-*/")](value, number)
         if value.denominator == 1 and 0 < value <= 1000:
             rng.shuffle(nums)
             return nums, int(value)
