@@ -19,7 +19,6 @@ from .sites import PLACEHOLDERS, SITES, SiteSet
 from .tasks import WebTask, expand, parse_task
 from .templates import TEMPLATES, Instance, Step, Template
 
-SPLITS = ("train", "test")
 CONTENT = "content"  # key of a task record: the seed of the content that it is about, where that is not 0
 TEST_SHARE = 5  # every fifth instance of a template, by its hash
 VALIDATION_SHARE = 5  # every fifth training task, by the hash of its sentence

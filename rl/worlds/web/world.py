@@ -188,14 +188,12 @@ class WebWorld(World):
 
     def reset(self, seed: int, sample: int = 0) -> str:
         """The task of a seed. MiniWoB++: the seed's page, with its instance seeded by the same number."""
-        config = self.config
-        if config.source != "miniwob":
+        self.origin: dict[str, Any] = {"seed": seed}
+        if self.config.source != "miniwob":
             chosen = self.tasks[seed % len(self.tasks)]
-            self.origin: dict[str, Any] = {"seed": seed}
             return self._begin(chosen.task, chosen.steps)
-        names = config.pages or self._all_pages()
+        names = self.config.pages or self._all_pages()
         name = names[seed % len(names)]
-        self.origin = {"seed": seed}
         return self._begin_page(WebTask(f"{name}.{seed}", (SITE,), "", (), Evaluation(()), template=name), name, seed)
 
     def _all_pages(self) -> tuple[str, ...]:

@@ -113,7 +113,7 @@ def test_reset_brings_the_content_back_and_worlds_do_not_share_it() -> None:
     empty = cart(one)
     one.fetch(make_request("POST", "http://shopping.test/product/3/cart", "quantity=2", cookie))
     assert cart(one) != empty and cart(two) == empty
-    one.reset()
+    one.reset(0)
     assert cart(one) == empty
 
 
