@@ -16,7 +16,7 @@ from ..base import WorldFault
 from .actions import WebAction
 from .backend import ActionFailed, Limits, Start, check_allowed, check_target, fault, option_position
 from .browser import acquire, find_chromium, release
-from .elements import Element, Page, from_snapshot
+from .elements import Element, Page, from_snapshot, submits
 from .http import WORLD_HEADER, Fetch
 
 MOST_TABS = 20  # further windows that a page opens are closed at once
@@ -506,7 +506,6 @@ def _expects_navigation(action: WebAction, element: Element | None) -> bool:
     for item in element.ancestors():
         if item.tag == "a" and item.attributes.get("href", "#").strip() not in ("", "#"):
             return True
-        kind = item.attributes.get("type", "submit").lower()
-        if (item.tag == "button" and kind == "submit") or (item.tag == "input" and kind in ("submit", "image")):
+        if submits(item):
             return True
     return False
