@@ -106,6 +106,9 @@ def test_log_probs_are_those_of_the_model(model: Path) -> None:
     want = [table[len(prompt) - 1 + i, token].item() for i, token in enumerate(action)]
     assert scorer.logprobs(prompt, action) == pytest.approx(want, abs=1e-4)
     assert scorer.probability("where is it", "here") == pytest.approx(math.exp(sum(want) / len(want)), rel=1e-3)
+    for wrong in ([], [5] * scorer.limit):
+        with pytest.raises(ConfigError, match=rf"an action has {len(wrong)} tokens, not 1 to {scorer.limit - 1}"):
+            scorer.logprobs(prompt, wrong)
 
 
 def test_replay_keeps_the_band(result: Path) -> None:
