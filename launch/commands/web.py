@@ -184,7 +184,7 @@ def score(result: Path, tasks: Path, as_json: bool) -> None:
     """Success of the episodes in RESULT on the TASKS of a list file, by site, with 95 % intervals."""
     from ...rl.webrl import release
 
-    table, solved = release.score_table(result, release.read_tasks(tasks, "task_id", "sites"))
+    table, solved = release.score_table(result, release.read_task_list(tasks))
     if as_json:
         rows = [{"sites": r.sites, "finished": r.finished.to_cell(), "overall": r.overall.to_cell()} for r in table]
         click.echo(json.dumps({"rows": rows, "solved": solved}))

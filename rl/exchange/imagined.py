@@ -10,7 +10,8 @@ from ...data.trajectory import Invalid
 from ..grid.imagination import GridDynamics
 from ..text_games.world import ImaginedGame, TextGame, view_of
 from ..video.world import FrameWorld, frame_drift
-from ..web_pages.world import ImaginedPage, items_f1
+from ..web_pages.tree import items_f1
+from ..web_pages.world import ImaginedPage
 from ..worlds.base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
 from ..worlds.sokoban import Sokoban, decode, solved, step_reward
 from ..worlds.sokoban_rooms import PLAYER

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,29 @@ from ...core.errors import ConfigError
 from ...core.files import json_lines
 from ...data.schema import PAIR
 from .prompt import PageTransition
+from .tree import BadTree
 
 SHIPPED = "recorded.jsonl.gz"  # 5,040 transitions of pages.html, recorded in Chromium by rl/web_pages/record.py
 
 
 def load_transitions(path: str | Path | None = None) -> list[PageTransition]:
     """Transitions of a JSONL file (plain or gzip), or those that ship with the project."""
-    if path is None:
-        blob = (resources.files("terrella.rl.web_pages") / SHIPPED).read_bytes()
-    else:
-        if not Path(path).is_file():
-            raise ConfigError(f"{path}: no such file of page transitions")
-        blob = Path(path).read_bytes()
-    text = gzip.decompress(blob) if blob[:2] == b"\x1f\x8b" else blob
+    file = Path(path) if path is not None else Path(__file__).with_name(SHIPPED)
+    if not file.is_file():
+        raise ConfigError(f"{file}: no such file of page transitions")
+    try:
+        blob = file.read_bytes()
+        text = (gzip.decompress(blob) if blob[:2] == b"\x1f\x8b" else blob).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read as JSONL, plain or gzip: {error}") from error
     found = []
-    for number, line in json_lines(text.decode("utf-8")):
+    for number, line in json_lines(text):
         try:
             found.append(PageTransition.from_row(json.loads(line)))
         except ValueError as error:
-            raise ConfigError(f"{path or SHIPPED}: line {number}: {error}") from error
+            raise ConfigError(f"{file}: line {number}: {error}") from error
+    if not found:
+        raise ConfigError(f"{file}: holds no page transitions")
     return found
 
 
@@ -63,7 +67,12 @@ def split_pages(steps: Sequence[PageTransition], *, every: int = 5, unseen: Sequ
 
 def page_pair(step: PageTransition, prompt: Callable[[PageTransition], str], split: str) -> dict[str, Any]:
     """The sample of one transition; its target is the change list."""
-    changes = step.changes
+    try:
+        changes = step.changes
+    except BadTree as error:
+        raise ConfigError(
+            f"transitions: {step.action!r} on {step.url}: a page is no accessibility tree: {error}"
+        ) from error
     return {
         "prompt.json": [{"role": "user", "content": prompt(step)}],
         "target.json": changes.write(),

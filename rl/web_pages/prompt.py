@@ -48,7 +48,9 @@ class PageTransition:
     next_observation: str
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> PageTransition:
+    def from_row(cls, row: Any) -> PageTransition:
+        if not isinstance(row, dict):
+            raise ValueError("a page transition is a JSON object")
         missing = [name for name in cls.__dataclass_fields__ if not isinstance(row.get(name), str)]
         if missing:
             raise ValueError(f"a page transition needs the text {missing[0]!r}")

@@ -123,7 +123,7 @@ class LivePage:
 
 
 def record(
-    episodes: int, steps: int, *, browser: str | None = None, first_seed: int = 0, timeout_s: float = 30.0
+    episodes: int, steps: int, *, browser: str | None = None, timeout_s: float = 30.0
 ) -> Iterator[PageTransition]:
     """Transitions of our small pages in real Chromium; `browser` is its path where Playwright did not install one."""
     from playwright.sync_api import sync_playwright
@@ -135,7 +135,7 @@ def record(
             page.set_default_timeout(timeout_s * 1000)
             live = LivePage(page)
             for episode in range(episodes):
-                yield from _episode(live, APPS[episode % len(APPS)], first_seed + episode, steps)
+                yield from _episode(live, APPS[episode % len(APPS)], episode, steps)
         finally:
             chromium.close()
 

@@ -36,14 +36,14 @@ class WebPageTasks(QuestionTasks):
         return bare_page_prompt if self.settings.prompt == "bare" else page_prompt
 
     def example(self) -> Question:
-        return read_pair(page_pair(load_transitions(self.settings.transitions)[0], self.style, "train"))
+        return read_pair(page_pair(self._loaded()[0], self.style, "train"))
 
     def make(self, guard: Callable[[], None]) -> dict[str, int]:
         """Split the recorded transitions, and write the questions."""
         chosen = self.settings
         if chosen.in_shards:
             return super().make(guard)
-        steps = self._recorded() if chosen.sites else load_transitions(chosen.transitions)
+        steps = self._recorded() if chosen.sites else self._loaded()
         split = split_pages(steps, every=chosen.heldout_every, unseen=chosen.unseen_pages)
         parts = split.train, split.test, split.unseen_pages
         guard()
@@ -52,6 +52,16 @@ class WebPageTasks(QuestionTasks):
         for name, members in zip(PARTS, parts, strict=True):
             counts |= {f"{name}_rows": len(members), f"{name}_changed": changed[name]}
         return counts | {"pad_prompts_to": self.multiple}
+
+    def _loaded(self) -> list[PageTransition]:
+        """Transitions of the file, or those that ship."""
+        steps = load_transitions(self.settings.transitions)
+        known = dict.fromkeys(step.url for step in steps)
+        for url in self.settings.unseen_pages:
+            if url not in known:
+                some = ", ".join([*known][:6])
+                raise ConfigError(f"env.unseen_pages: no transition is of '{url}'; there are {some}")
+        return steps
 
     def _recorded(self) -> list[PageTransition]:
         """Transitions of training tasks on the recipe's web sites: the oracle's actions, and random ones."""

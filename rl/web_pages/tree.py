@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 _LINE = re.compile(
@@ -82,6 +83,13 @@ def parse_tree(text: str) -> list[Node]:
         seen.add(node.id)
         nodes.append(node)
     return nodes
+
+
+def items_f1(one: str, other: str) -> float:
+    """F1 of the items of two pages by their contents, 1 for pages that read the same: lists of changes say neither
+    order nor depth, and a browser may number an item anew."""
+    left, right = (Counter(node.content for node in parse_tree(page)) for page in (one, other))
+    return 2 * (left & right).total() / max(left.total() + right.total(), 1)
 
 
 def write_tree(nodes: list[Node]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -185,10 +184,3 @@ class ImaginedPage(World):
         if snapshot.get("url") != self.url:
             raise WorldFault(f"a snapshot of {snapshot.get('url')!r} cannot be restored in {self.url!r}")
         self.nodes, self.previous = parse_tree(snapshot["page"]), str(snapshot["previous"])
-
-
-def items_f1(imagined: str, true: str) -> float:
-    """F1 between the items of two pages by their contents: lists of changes say neither order nor depth, and a browser
-    may number an item anew."""
-    one, other = (Counter(node.content for node in parse_tree(page)) for page in (imagined, true))
-    return 2 * (one & other).total() / (one.total() + other.total())

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 
 MARGIN = 0.05  # the release's bonus threshold on V(s') - V(s)
+MOST = 20.0  # of AWR's weights
+PERCENTILE = 0.7  # of filtered BC
 
 
 def _check(steps: int, values: Sequence[float]) -> None:
@@ -58,14 +60,14 @@ def doubly_robust(reward: float, values: Sequence[float], lam: float = 0.5) -> l
     return found
 
 
-def exponential_weight(advantage: float, temperature: float = 1.0, most: float = 20.0) -> float:
-    """AWR's weight exp(A / temperature), bounded."""
-    return min(most, math.exp(min(advantage / temperature, 50.0)))
+def exponential_weight(advantage: float) -> float:
+    """AWR's weight exp(A), bounded."""
+    return min(MOST, math.exp(min(advantage, 50.0)))
 
 
-def filtered(rewards: Sequence[float], percentile: float = 0.7) -> list[bool]:
+def filtered(rewards: Sequence[float]) -> list[bool]:
     """Filtered BC: trajectories that reach the percentile of all rewards and got any reward at all."""
     if not rewards:
         return []
-    bar = sorted(rewards)[min(len(rewards) - 1, int(percentile * len(rewards)))]
+    bar = sorted(rewards)[min(len(rewards) - 1, int(PERCENTILE * len(rewards)))]
     return [r > 0 and r >= bar for r in rewards]

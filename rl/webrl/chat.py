@@ -1,4 +1,4 @@
-"""A language model behind an OpenAI-compatible address, asked for one text or for many at once."""
+"""A language model behind an OpenAI-compatible address, asked for many texts at once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,6 @@ class ChatApi:
     deadline_s: float = 120.0  # of one request, its whole answer included
     together: int = 16  # requests in flight
     tries: int = 2
-
-    def ask(self, text: str, temperature: float) -> str:
-        """The answer to one message."""
-        [answer] = self.ask_all([text], temperature)
-        assert isinstance(answer, str)
-        return answer
 
     def ask_all(self, texts: Sequence[str], temperature: float) -> list[str | Invalid]:
         """The answers in the order of the messages, several requests at a time. One that got none after a few tries is

@@ -7,7 +7,6 @@ plan's actor reads.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -17,7 +16,7 @@ from ...data.trajectory import Invalid
 from ..language import readable
 from ..rollout.concurrent import run_all
 from ..rollout.sampler import Sample, Sampler, SampleRequest, SamplingParams
-from ..web_pages.tree import parse_tree
+from ..web_pages.tree import items_f1
 from ..worlds.web.actions import parse_call
 from .episode import WebEpisode
 from .plan_config import PlanArm
@@ -141,7 +140,7 @@ class Planner:
                     episode.fault = done
                 elif page is not None and episode.fault is None and not episode.world.done:
                     self.tally.checked += 1
-                    self.tally.exact += likeness(page.tree, episode.world.render("accessibility")) == 1.0
+                    self.tally.exact += items_f1(page.tree, episode.world.render("accessibility")) == 1.0
         for episode in episodes:
             if episode.context() is not None:
                 episode.fault = Invalid(f"episode: not over after {max_turns} turns")
@@ -248,13 +247,6 @@ class Planner:
             commonest(d, self.arm.branching) if d and s.episode.fault is None else []
             for d, s in zip(drawn, states, strict=True)
         ]
-
-
-def likeness(a: str, b: str) -> float:
-    """F1 of the items of two pages, ids and depth aside: 1 for pages that read the same."""
-    left, right = (Counter(node.content for node in parse_tree(t)) for t in (a, b))
-    both = (left & right).total()
-    return 2 * both / max(left.total() + right.total(), 1)
 
 
 def sample_all(sampler: Sampler, requests: list[SampleRequest]) -> list[Sample | Invalid]:

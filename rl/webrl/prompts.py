@@ -87,13 +87,13 @@ class Prompter:
         first = () if self.tokenizer.bos_id is None else (self.tokenizer.bos_id,)
         return (*first, *self.tokenizer.encode(self.headers.begin)) if self.headers.begin else first
 
-    @property
+    @cached_property
     def stop_id(self) -> int:
         """The token that ends an action: the header's end of turn where the tokenizer has it, else its end of text."""
         ids = self.tokenizer.encode(EOT)
         return ids[0] if len(ids) == 1 else self.tokenizer.eos_id
 
-    @property
+    @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """What ends an action: `stop_id`, and where the model's folder lists several, those."""
         listed = self.tokenizer.stop_ids

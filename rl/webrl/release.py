@@ -73,6 +73,14 @@ def write_lines(path: Path, rows: Iterable[Any], append: bool = False) -> int:
     return count
 
 
+def _score(path: Path) -> float:
+    """The score that an actions file holds."""
+    held = read_lines(path)
+    if not held or not isinstance(held[0], dict) or not isinstance(held[0].get("score"), int | float):
+        raise ConfigError(f"{path}: no score")
+    return float(held[0]["score"])
+
+
 def read_rollouts(folder: Path) -> Found:
     """The finished trajectories of a result folder, which holds traces/ and actions/."""
     traces, actions = folder / "traces", folder / "actions"
@@ -84,8 +92,9 @@ def read_rollouts(folder: Path) -> Found:
         if not actions_file.is_file():
             found.dropped["no actions file: the score is not known"] += 1
             continue
-        steps = read_lines(path)
-        score = _score(actions_file)
+        steps, score = read_lines(path), _score(actions_file)
+        if not all(isinstance(s, dict) for s in steps):
+            raise ConfigError(f"{path}: a step that is no record")
         missing = next((k for s in steps for k in ("html", "response", "target") if k not in s), None)
         if missing:
             raise ConfigError(f"{path}: a step without {missing}")
@@ -183,18 +192,17 @@ def generate_tasks(
     return made, counts
 
 
-def read_tasks(path: Path, *needed: str) -> list[Any]:
-    """The tasks of a list file, each of which has what is `needed`."""
+def read_task_list(path: Path) -> list[dict[str, Any]]:
+    """The records of a list file of tasks."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(held, list) or not all(isinstance(task, dict) for task in held):
+    if not isinstance(held, list):
         raise ConfigError(f"{path}: expected a list of tasks")
     for index, task in enumerate(held):
-        for key in needed:
-            if key not in task:
-                raise ConfigError(f"{path}[{index}]: a task without {key}")
+        if not isinstance(task, dict) or "task_id" not in task or not isinstance(task.get("sites"), list):
+            raise ConfigError(f"{path}[{index}]: a task is a record with task_id and sites")
     return held
 
 
@@ -202,7 +210,7 @@ def expand_tasks(raw: Path, addresses: Mapping[str, str]) -> list[dict[str, Any]
     """generate_test_data: the tasks of a raw file with addresses in the place of placeholders; one without an
     address is refused.
     """
-    tasks = expand(read_tasks(raw), {f"__{name}__": url for name, url in addresses.items()})
+    tasks = expand(read_task_list(raw), {f"__{name}__": url for name, url in addresses.items()})
     for index, task in enumerate(tasks):
         missing = next((p for p in REAL_PLACEHOLDERS if p in json.dumps(task)), None)
         if missing:

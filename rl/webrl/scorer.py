@@ -45,6 +45,8 @@ class FolderScorer:
         """Log-probs of the action's tokens. Where both are too long the beginning of the prompt is left out, as the
         release does.
         """
+        if not 0 < len(action) < self.limit:
+            raise ConfigError(f"an action has {len(action)} tokens, not 1 to {self.limit - 1}; leave its step out")
         prompt = list(prompt)[-(self.limit - len(action)) :]
         hidden_TH = self.hidden([*prompt, *action])[len(prompt) - 1 : -1]
         found: list[float] = []

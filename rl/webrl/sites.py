@@ -72,6 +72,8 @@ def pool_of(settings: WebSiteEnvironment, split: Split = "train") -> list[SiteTa
     ]
     if not tasks:
         tag = settings.test_tag if split == "test" else settings.tag
+        if not known:
+            raise ConfigError(f"env.tag: '{tag}' has no tasks; see its split, sites and instances")
         raise ConfigError(f"env.templates: no task of {settings.templates} under the tag '{tag}'")
     return tasks
 

@@ -20,14 +20,14 @@ from ..rollout.sampler import Sampler, SampleRequest, SamplingParams
 from ..web_pages.assignment import assign
 from ..web_pages.changes import pair_cost
 from ..web_pages.prompt import PageTransition
-from ..web_pages.tree import BadTree, Node, parse_line, parse_tree, write_tree
+from ..web_pages.tree import BadTree, Node, items_f1, parse_line, parse_tree, write_tree
 from ..worlds.base import attempt
 from ..worlds.web.actions import WebAction, parse_call
 from ..worlds.web.elements import Page
 from ..worlds.web.generate import SiteTask
 from ..worlds.web.observe import accessibility_nodes
 from ..worlds.web.world import WebWorld
-from .planning import Candidate, Imagined, PredictedPage, WorldModel, likeness, sample_all
+from .planning import Candidate, Imagined, PredictedPage, WorldModel, sample_all
 
 SHARP = 8.0  # a page that has half of another's items is hardly like it: pages of one site share their menu
 
@@ -202,7 +202,7 @@ class Progress:
         way = self.ways[task]
         if key not in self.known:
             marks = [
-                ((i + 1) / (len(way) + 1) * likeness(page.tree, state.page.tree) ** SHARP, i)
+                ((i + 1) / (len(way) + 1) * items_f1(page.tree, state.page.tree) ** SHARP, i)
                 for i, page in enumerate(way)
             ]
             self.known[key] = max(marks)

@@ -5,16 +5,21 @@ never a zero.
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from ...core.errors import ConfigError
+from ...core.files import json_lines
 from ...data.trajectory import Invalid
 
 T = TypeVar("T")
 Action = int | str
+Row = TypeVar("Row")
 Snapshot = dict[str, Any]  # plain JSON values only, so that a journal can keep it
 
 
@@ -106,6 +111,27 @@ class World(ABC):
             if name.lower() == wanted:
                 return action
         return None
+
+
+def check_file(file: str | None) -> None:
+    """Refuse a setting `file` that names none."""
+    if file is not None and not Path(file).is_file():
+        raise ValueError(f"file: {file}: no such file")
+
+
+def read_rows(file: str, row_of: Callable[[Any], Row]) -> list[Row]:
+    """What a function reads of every line of a JSONL file; a line that it cannot read is named."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read as JSONL: {error}") from error
+    rows: list[Row] = []
+    for number, line in json_lines(text):
+        try:
+            rows.append(row_of(json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{file}:{number}: {type(error).__name__}: {error}") from None
+    return rows
 
 
 def attempt(call: Callable[..., Any], *args: Any) -> Any | Invalid:

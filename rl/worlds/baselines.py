@@ -10,7 +10,8 @@ import numpy as np
 
 from ..statistics import Estimate, mean_share
 from .frozen_lake import FrozenLake, make_map, success_within, transitions
-from .sokoban import BOX, PLAYER, Sokoban, make_room, make_rooms, shortest_solution, step_batch
+from .sokoban import BOX, PLAYER, Sokoban, shortest_solution, step_batch
+from .sokoban_rooms import make_room, make_rooms
 from .tasks import Task
 
 VALIDATION_SEEDS = range(123, 251)

@@ -6,19 +6,31 @@ from __future__ import annotations
 
 import ast
 import itertools
-import json
+import operator
 import random
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
-from ...core.files import json_lines
-from .base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
+from ...core.errors import ConfigError
+from .base import (
+    Action,
+    Snapshot,
+    StepResult,
+    World,
+    WorldFault,
+    check_file,
+    check_mode,
+    check_started,
+    read_rows,
+)
 
 MAX_LENGTH = 200
 WRONG_VALUE_REWARD = 0.1
+_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,11 @@ class CountdownConfig:
     file: str | None = None
     largest: int = 99
     additive: bool = True  # own instances: sums and differences only, as in the public filter
+
+    def __post_init__(self) -> None:
+        check_file(self.file)
+        if self.largest < 1:
+            raise ValueError(f"largest: {self.largest} must be at least 1")
 
 
 def evaluate(expression: str) -> tuple[Fraction, Counter[int]]:
@@ -53,17 +70,8 @@ def _value(node: ast.AST, numbers: Counter[int]) -> Fraction:
             return -_value(operand, numbers)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
             return _value(operand, numbers)
-        case ast.BinOp(left=left, op=op, right=right):
-            a, b = _value(left, numbers), _value(right, numbers)
-            match op:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-                case ast.Div():
-                    return a / b
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _SIGNS:
+            return _OPERATIONS[_SIGNS[type(op)]](_value(left, numbers), _value(right, numbers))
     raise ValueError(f"{type(node).__name__} is not allowed in an expression")
 
 
@@ -94,19 +102,22 @@ def make_instance(config: CountdownConfig, seed: int) -> tuple[list[int], int]:
         nums = [rng.randint(1, config.largest) for _ in range(rng.choice((3, 4)))]
         value = Fraction(nums[0])
         for number in nums[1:]:
-            op = rng.choice("+-" if config.additive else "+-*/")
-            value = (
-                value + number
-                if op == "+"
-                else value - number
-                if op == "-"
-                else value * number
-                if op == "*"
-                else value / number
-            )
+            value = _OPERATIONS[rng.choice("+-" if config.additive else "+-*/")](value, number)
         if value.denominator == 1 and 0 < value <= 1000:
             rng.shuffle(nums)
             return nums, int(value)
+
+
+@lru_cache(maxsize=4)
+def solvable_rows(file: str) -> list[tuple[list[int], int]]:
+    """Numbers and target of the file's rows that sums and differences solve; read once, as every episode has a world
+    of its own.
+    """
+    rows = read_rows(file, lambda row: (list(map(int, row["nums"])), int(row["target"])))
+    solvable = [row for row in rows if additive_solution(*row)]
+    if not solvable:
+        raise ConfigError(f"{file}: has no row that sums and differences solve")
+    return solvable
 
 
 class Countdown(World):
@@ -117,16 +128,8 @@ class Countdown(World):
 
     def __init__(self, **settings: Any) -> None:
         self.config = CountdownConfig(**settings)
-        self.rows = None
+        self.rows = solvable_rows(self.config.file) if self.config.file else None
         self.nums: list[int] | None = None
-        if self.config.file:
-            lines = json_lines(Path(self.config.file).read_text(encoding="utf-8"))
-            rows = [
-                (list(map(int, row["nums"])), int(row["target"])) for row in (json.loads(line) for _, line in lines)
-            ]
-            self.rows = [row for row in rows if additive_solution(*row)]
-            if not self.rows:
-                raise WorldFault(f"countdown: {self.config.file} has no row that sums and differences solve")
 
     def reset(self, seed: int, sample: int = 0) -> str:
         self.nums, self.target = self.rows[seed % len(self.rows)] if self.rows else make_instance(self.config, seed)

@@ -4,14 +4,23 @@ generator.
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
-from ...core.files import json_lines
-from .base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
+from ...core.errors import ConfigError
+from .base import (
+    Action,
+    Snapshot,
+    StepResult,
+    World,
+    WorldFault,
+    check_file,
+    check_mode,
+    check_started,
+    read_rows,
+)
 
 MARK = "The answer is:"
 _NAMES = ("Ada", "Bo", "Chen", "Dina", "Emil", "Fatou", "Gita", "Hugo", "Ines", "Jun")
@@ -25,6 +34,9 @@ class QAConfig:
     """
 
     file: str | None = None
+
+    def __post_init__(self) -> None:
+        check_file(self.file)
 
 
 def gold_answer(response: str) -> str:
@@ -73,6 +85,15 @@ def make_question(seed: int) -> tuple[str, str]:
     return query, str(answer)
 
 
+@lru_cache(maxsize=4)
+def questions_of(file: str) -> list[tuple[str, str]]:
+    """(query, gold answer) of the file's rows; read once, as every episode has a world of its own."""
+    rows = read_rows(file, lambda row: (row["query"], gold_answer(row["response"])))
+    if not rows:
+        raise ConfigError(f"{file}: holds no questions")
+    return rows
+
+
 class QA(World):
     """Answer until right; the k-th wrong try halves what a right answer still gives."""
 
@@ -81,18 +102,8 @@ class QA(World):
 
     def __init__(self, **settings: Any) -> None:
         self.config = QAConfig(**settings)
-        self.rows: list[tuple[str, str]] | None = None
+        self.rows = questions_of(self.config.file) if self.config.file else None
         self.query: str | None = None
-        if self.config.file:
-            self.rows = []
-            for number, line in json_lines(Path(self.config.file).read_text(encoding="utf-8")):
-                try:
-                    row = json.loads(line)
-                    self.rows.append((row["query"], gold_answer(row["response"])))
-                except (ValueError, KeyError, TypeError) as error:
-                    raise WorldFault(f"qa: {self.config.file}:{number}: {error}") from None
-            if not self.rows:
-                raise WorldFault(f"qa: {self.config.file} is empty")
 
     def reset(self, seed: int, sample: int = 0) -> str:
         self.query, self.gold = random.Random(seed).choice(self.rows) if self.rows else make_question(seed)

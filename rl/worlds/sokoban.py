@@ -23,7 +23,6 @@ from .sokoban_rooms import (
     TARGET,
     RoomConfig,
     make_room,
-    make_rooms,
 )
 from .sokoban_text import MEANINGS, SYMBOLS, coordinate_sentence, with_coordinates
 
@@ -243,20 +242,3 @@ class Sokoban(World):
         if snapshot.get("world") != self.name or len(snapshot["codes"]) != cells:
             raise WorldFault(f"sokoban: not a snapshot of a {self.config.height}x{self.config.width} room")
         self.codes, self.steps = bytes(snapshot["codes"]), int(snapshot["steps"])
-
-
-__all__ = [
-    "ACTIONS",
-    "RoomConfig",
-    "Sokoban",
-    "decode",
-    "encode",
-    "make_room",
-    "make_rooms",
-    "next_codes",
-    "next_text",
-    "shortest_solution",
-    "solved",
-    "step_batch",
-    "step_reward",
-]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from ...core.schema import Located, build, located, parse_yaml
+from ...core.schema import Located, build, located, read_yaml
 from ..text_games.world import TextGame
 from .bandit import Bandit
 from .base import World
@@ -69,16 +68,11 @@ def load_tasks(*files: str | Path) -> dict[str, Task]:
     """All tags: those shipped in tags.yaml, then those of each file, later ones replacing earlier ones of the same
     name.
     """
-    shipped = resources.files(__package__ or "terrella.rl.worlds").joinpath("tags.yaml")
-    sources = [("tags.yaml", shipped.read_text(encoding="utf-8"))]
-    for file in files:
-        try:
-            sources.append((str(file), Path(file).read_text(encoding="utf-8")))
-        except OSError as error:
-            raise ConfigError(f"{file}: cannot read the tags: {error.strerror}") from error
     tasks: dict[str, Task] = {}
-    for source, text in sources:
-        for name, item in parse_yaml(text, source).value.items():
+    for tree in (read_yaml(Path(__file__).with_name("tags.yaml"), "tags.yaml"), *(read_yaml(Path(f)) for f in files)):
+        if not isinstance(tree.value, dict):
+            raise ConfigError(f"{tree.where}: a file of tags is a mapping from their names")
+        for name, item in tree.value.items():
             tasks[name] = _task(name, item)
     return tasks
 

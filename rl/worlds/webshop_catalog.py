@@ -203,9 +203,9 @@ def make_goal(product: Product, lead: str, attributes: tuple[str, ...], rng: ran
     )
 
 
-def make_catalog(products: int = 200, goals_per_product: int = 3, seed: int = 0) -> tuple[list[Product], list[Goal]]:
+def make_catalog(products: int, goals_per_product: int = 3) -> tuple[list[Product], list[Goal]]:
     """Products and goals of our own, every goal fully met by the product it was made for."""
-    parts, rng = _made_of(), random.Random(seed)
+    parts, rng = _made_of(), random.Random(0)
     shelf, goals = [], []
     for number in range(products):
         kind = parts["kinds"][number % len(parts["kinds"])]

@@ -343,7 +343,7 @@ def miniwob():
 
     pages = MiniWob(deadline_s=PATIENCE_S)
     yield pages
-    pages.close()
+    pages.backend.close()
 
 
 @pytest.mark.parametrize("pages", [30, pytest.param(130, marks=pytest.mark.full)])

@@ -16,7 +16,7 @@ from ..base import WorldFault
 from .actions import WebAction
 from .backend import ActionFailed, Limits, Start, check_allowed, check_target, fault, option_position
 from .browser import acquire, find_chromium, release
-from .elements import Element, Page, from_snapshot
+from .elements import Element, Page, from_snapshot, submits
 from .http import WORLD_HEADER, Fetch
 
 MOST_TABS = 20  # further windows that a page opens are closed at once
@@ -357,16 +357,9 @@ class ChromiumBackend:
                 if element.attributes.get("type") in ("date", "time", "month", "week", "datetime-local", "number"):
                     # fields of parts take their value whole
                     self._handle(element).fill(action.text.strip(), timeout=self._ms)
-                    return
-                page.mouse.click(x, y)
-                page.keyboard.press("Control+A")
-                text = action.text if element.tag == "textarea" else action.text.replace("\r", "").replace("\n", "")
-                if not text:  # a text takes the place of what is selected
-                    page.keyboard.press("Backspace")
-                # all but the last letter at once; the last with its key events, which scripts listen to
-                if len(text) > 1:
-                    page.keyboard.insert_text(text[:-1])
-                page.keyboard.type(text[-1:])
+                else:
+                    page.mouse.click(x, y)
+                    self._write(action.text if element.tag == "textarea" else re.sub(r"[\r\n]", "", action.text))
                 if action.kind == "search":
                     page.keyboard.press("Enter")
             case "select":
@@ -404,6 +397,17 @@ class ChromiumBackend:
                 page.wait_for_timeout(min(1000.0, self._ms / 2))
             case _:
                 pass
+
+    def _write(self, text: str) -> None:
+        """Put a text in the place of what the field with the focus holds."""
+        keyboard = self.page.keyboard
+        keyboard.press("Control+A")
+        if not text:  # a text takes the place of what is selected
+            keyboard.press("Backspace")
+        # all but the last letter at once; the last with its key events, which scripts listen to
+        if len(text) > 1:
+            keyboard.insert_text(text[:-1])
+        keyboard.type(text[-1:])
 
     def _history(self, kind: str) -> None:
         """Asked first, gone then: a step onto the blank page that lies under a start cannot be undone at once, as it
@@ -502,7 +506,6 @@ def _expects_navigation(action: WebAction, element: Element | None) -> bool:
     for item in element.ancestors():
         if item.tag == "a" and item.attributes.get("href", "#").strip() not in ("", "#"):
             return True
-        kind = item.attributes.get("type", "submit").lower()
-        if (item.tag == "button" and kind == "submit") or (item.tag == "input" and kind in ("submit", "image")):
+        if submits(item):
             return True
     return False

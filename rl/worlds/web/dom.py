@@ -11,7 +11,7 @@ from urllib.parse import quote_plus, urljoin, urlsplit, urlunsplit
 from ..base import WorldFault
 from .actions import WebAction
 from .backend import ActionFailed, Limits, Start, check_allowed, check_target, option_position
-from .elements import Element, FieldState, Page, editable, input_type
+from .elements import Element, FieldState, Page, editable, input_type, submits
 from .html_parser import Parsed, choose, control_of, parse_html
 from .http import Fetch, make_request
 from .locators import evaluate_locator, outer_html
@@ -197,9 +197,7 @@ class DomBackend:
                 same = input_type(other) == "radio" and other.attributes.get("name") == field_.attributes.get("name")
                 if same and _form(other) is _form(field_):
                     tab.fields[other.index] = replace(tab.fields[other.index], checked=other is field_)
-        elif kind in ("submit", "image") or (
-            field_.tag == "button" and field_.attributes.get("type", "submit").lower() == "submit"
-        ):
+        elif submits(field_):
             form = _form(field_)
             if form is not None:
                 self._submit(form, field_)
@@ -228,7 +226,7 @@ class DomBackend:
         elif editable(focus) or input_type(focus) in ("checkbox", "radio"):
             form = _form(focus)
             if form is not None:
-                buttons = [e for e in form.walk() if _submits(e)]
+                buttons = [e for e in form.walk() if submits(e)]
                 fields = [e for e in form.walk() if e.tag == "input" and editable(e)]
                 if buttons:
                     self._submit(form, buttons[0])
@@ -278,11 +276,6 @@ class DomBackend:
 
 def _form_quote(text: str) -> str:
     return quote_plus(text.replace("\r\n", "\n").replace("\n", "\r\n"), safe="*").replace("~", "%7E")
-
-
-def _submits(element: Element) -> bool:
-    kind = element.attributes.get("type", "submit").lower()
-    return input_type(element) in ("submit", "image") or (element.tag == "button" and kind == "submit")
 
 
 def _form(element: Element) -> Element | None:

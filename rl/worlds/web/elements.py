@@ -27,7 +27,12 @@ class Element:
         while waiting:
             item = waiting.pop()
             yield item
-            waiting.extend([c for c in reversed(item.children) if isinstance(c, Element)])
+            waiting.extend(reversed(item.below))
+
+    @property
+    def below(self) -> list[Element]:
+        """The child elements, without the text between them."""
+        return [child for child in self.children if isinstance(child, Element)]
 
     def ancestors(self) -> Iterator[Element]:
         """This element, then its parent, up to the root."""
@@ -115,6 +120,13 @@ def editable(element: Element) -> bool:
         return True
     kind = input_type(element)
     return bool(kind) and kind not in INPUT_BUTTONS
+
+
+def submits(element: Element) -> bool:
+    """Whether a press on the element sends its form."""
+    if element.tag == "button":
+        return element.attributes.get("type", "submit").lower() == "submit"
+    return input_type(element) in ("submit", "image")
 
 
 def number(root: Element) -> dict[int, Element]:

@@ -217,7 +217,7 @@ def _annotate(root: Element) -> dict[int, FieldState]:
     worded: set[int] = set()
     pictured: set[int] = set()
     for element in reversed(list(root.walk())):
-        below = [c for c in element.children if isinstance(c, Element)]
+        below = element.below
         if any(isinstance(c, str) and collapse(c) for c in element.children) or any(c.index in worded for c in below):
             worded.add(element.index)
         if element.tag == "img" or any(c.index in pictured for c in below):

@@ -87,7 +87,7 @@ def _property(page: Page, found: object, name: str) -> Element | str | int | boo
     if not isinstance(found, Element):
         return None
     held = page.fields.get(found.index)
-    below = [c for c in found.children if isinstance(c, Element)]
+    below = found.below
     match name:
         case "outerText" | "innerText":
             return visible_text(found)
@@ -108,7 +108,7 @@ def _property(page: Page, found: object, name: str) -> Element | str | int | boo
         case "parentElement":
             return found.parent
         case "nextElementSibling":
-            row = [c for c in found.parent.children if isinstance(c, Element)] if found.parent else [found]
+            row = found.parent.below if found.parent else [found]
             after = row[row.index(found) + 1 :]
             return after[0] if after else None
         case "className":
@@ -197,7 +197,7 @@ def _fits(element: Element, tag: str, rest: str) -> bool:
         if part["cls"] and part["cls"] not in attributes.get("class", "").split():
             return False
         if part["nth"]:
-            row = [c for c in element.parent.children if isinstance(c, Element)] if element.parent else []
+            row = element.parent.below if element.parent else []
             if element not in row or row.index(element) + 1 != int(part["nth"]):
                 return False
         if part["name"]:

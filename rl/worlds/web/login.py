@@ -35,7 +35,7 @@ def read_state(path: str | Path) -> tuple[tuple[dict[str, Any], ...], tuple[dict
         return tuple(held["cookies"]), tuple(held.get("origins", ()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WorldFault(
-            f"web: cannot read the storage state {path}: set auth_folder, or give a login form ({error})"
+            f"web: cannot read the storage state {path}: set auth_folder, or give its sites a login form ({error})"
         ) from error
 
 
@@ -54,10 +54,8 @@ def fill_in(backend: Backend, form: LoginForm, user: str, password: str) -> None
     try:
         backend.open(form.url)
         for name, text in ((form.user_field, user), (form.password_field, password)):
-            page = backend.look()
-            backend.act(
-                WebAction("type", _named(page.labels, name, form.url).label, text), _named(page.labels, name, form.url)
-            )
+            field = _named(backend.look().labels, name, form.url)
+            backend.act(WebAction("type", field.label, text), field)
         backend.act(WebAction("press", text="Enter"), None)
         if any(_is_named(e, form.password_field) for e in backend.look().labels.values()):
             raise WorldFault(f"web: the login at {form.url} was refused")

@@ -82,6 +82,3 @@ class MiniWob:
             raise WorldFault("web: the page in front is no page of MiniWoB++")
         done, reward = self.backend.probed
         return bool(done), float(reward)
-
-    def close(self) -> None:
-        self.backend.close()

@@ -260,11 +260,7 @@ def find_word(intent: str, page: Page, step: int) -> WebAction:
 
 @oracle("odd-or-even")
 def odd_or_even(intent: str, page: Page, step: int) -> WebAction:
-    numbers = [
-        int(e.text)
-        for e in _body(page)
-        if re.fullmatch(r"-?\d+", e.text) and not any(isinstance(c, Element) for c in e.children)
-    ]
+    numbers = [int(e.text) for e in _body(page) if re.fullmatch(r"-?\d+", e.text) and not e.below]
     if step >= len(numbers):
         return _click(page, "Submit", "button")
     wanted = "Odd" if numbers[step] % 2 else "Even"

@@ -14,6 +14,7 @@ HIDDEN_VALUE = "********"  # a password never leaves the page
 _PLAIN = ("title", "value", "type", "placeholder", "selected")
 _AFTER = ("data-testid", "data-label")
 _TAG_SIGNS = re.compile(r"[^\w:.-]")
+_ROLE = re.compile(r"[A-Za-z][\w-]*")  # as trees are read back
 _SPECIAL = re.compile(r'[<>"]')
 
 
@@ -116,8 +117,8 @@ _INPUTS = {
     "submit": "button",
     "reset": "button",
     "button": "button",
+    "image": "button",
 }
-_INPUTS["image"] = "button"
 _NAMED_BY_CONTENT = {"link", "button", "heading", "option", "cell", "columnheader", "tab", "menuitem"}
 _SILENT = {
     "form",
@@ -137,9 +138,9 @@ _SILENT = {
 
 def role_of(element: Element) -> str:
     """The accessibility role of an element, `generic` where it has none."""
-    stated = element.attributes.get("role", "")
-    if stated:
-        return stated
+    stated = element.attributes.get("role", "").split()  # a list, of which the first known one counts
+    if named := next((role for role in stated if _ROLE.fullmatch(role)), None):
+        return named
     if element.tag == "input":
         return _INPUTS.get(input_type(element), "textbox")
     if len(element.tag) == 2 and element.tag[0] == "h" and element.tag[1] in "123456":

@@ -116,37 +116,54 @@ def parse_task(record: Mapping[str, Any], where: str = "task") -> WebTask:
     targets = tuple(
         _target(t, f"{where}: eval.program_html[{i}]")
         for i, t in enumerate(evaluation.get("program_html") or [])
-        if "locator" in t
+        if not isinstance(t, dict) or "locator" in t
     )
     if "program_html" in types and not targets:
         raise ConfigError(f"{where}: eval.program_html is empty, but program_html is asked for")
-    place = record.get("geolocation")
-    size = record.get("viewport_size")
+    place = _pair(record, "geolocation", ("latitude", "longitude"), where)
+    size = _pair(record, "viewport_size", ("width", "height"), where)
+    sites = tuple(need("sites", list))
+    if not sites or not all(isinstance(site, str) for site in sites):
+        raise ConfigError(f"{where}: sites = {list(sites)} must be some texts")
     return WebTask(
         task_id=str(need("task_id", (int, str))),
-        sites=tuple(need("sites", list)),
+        sites=sites,
         intent=need("intent", str),
         start_urls=tuple(need("start_url", str).split(SEVERAL)),
         evaluation=Evaluation(
             types, answers, evaluation.get("reference_url") or "", note, targets, evaluation.get("string_note") or ""
         ),
         require_login=bool(record.get("require_login")),
-        storage_state=record.get("storage_state") or "",
-        geolocation=(float(place["latitude"]), float(place["longitude"])) if place else None,
+        storage_state=need("storage_state", str) if record.get("storage_state") else "",
+        geolocation=place,
         template=str(record.get("intent_template") or ""),
-        template_id=int(record.get("intent_template_id", -1)),
-        viewport=(int(size["width"]), int(size["height"])) if size else None,
+        template_id=-1 if record.get("intent_template_id") is None else need("intent_template_id", int),
+        viewport=(int(size[0]), int(size[1])) if size else None,
         raw=record,
     )
 
 
-def _target(target: Mapping[str, Any], where: str) -> Target:
-    required = target.get("required_contents")
+def _pair(record: Mapping[str, Any], key: str, names: tuple[str, str], where: str) -> tuple[float, float] | None:
+    """Two numbers of a record's section; None where it has none."""
+    held = record.get(key)
+    if not held:
+        return None
+    if not isinstance(held, dict) or not all(isinstance(held.get(name), int | float) for name in names):
+        raise ConfigError(f"{where}: {key} must have the numbers {' and '.join(names)}, not {held!r:.60}")
+    return float(held[names[0]]), float(held[names[1]])
+
+
+def _target(target: Any, where: str) -> Target:
+    if not isinstance(target, dict):
+        raise ConfigError(f"{where} must be a record, not {target!r:.60}")
+    required, prepare = target.get("required_contents"), target.get("prep_actions") or []
     if not isinstance(required, dict) or set(required) - MATCHES or not required:
         raise ConfigError(f"{where}.required_contents must have some of the keys {', '.join(sorted(MATCHES))}")
     if not isinstance(target.get("url"), str) or not isinstance(target["locator"], str):
         raise ConfigError(f"{where}: url and locator must be texts")
-    return Target(target["url"], target["locator"], required, tuple(target.get("prep_actions") or ()))
+    if not isinstance(prepare, list):
+        raise ConfigError(f"{where}.prep_actions must be a list")
+    return Target(target["url"], target["locator"], required, tuple(prepare))
 
 
 def load_web_tasks(path: str | Path, addresses: Mapping[str, str] | None = None) -> list[WebTask]:
@@ -155,9 +172,11 @@ def load_web_tasks(path: str | Path, addresses: Mapping[str, str] | None = None)
     try:
         files = sorted(place.glob("*.json"), key=lambda p: (len(p.stem), p.stem)) if place.is_dir() else [place]
         held = [json.loads(f.read_text(encoding="utf-8")) for f in files]
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read the tasks: {error}") from error
     records = [r for item in held for r in (item if isinstance(item, list) else [item])]
+    if not records:
+        raise ConfigError(f"{path}: holds no tasks")
     tasks = []
     for index, record in enumerate(records):
         if not isinstance(record, dict):

@@ -103,7 +103,7 @@ class WebConfig:
         if (
             len(self.viewport) != 2
             or min(self.viewport) < 1
-            or min(self.max_steps, self.max_parse_failures, self.max_repeats, self.contents) < 1
+            or min(self.max_steps, self.max_parse_failures, self.max_repeats, self.contents, self.instances) < 1
         ):
             raise ValueError("viewport: two positive numbers; and all limits at least 1")
 
@@ -188,14 +188,12 @@ class WebWorld(World):
 
     def reset(self, seed: int, sample: int = 0) -> str:
         """The task of a seed. MiniWoB++: the seed's page, with its instance seeded by the same number."""
-        config = self.config
-        if config.source != "miniwob":
+        self.origin: dict[str, Any] = {"seed": seed}
+        if self.config.source != "miniwob":
             chosen = self.tasks[seed % len(self.tasks)]
-            self.origin: dict[str, Any] = {"seed": seed}
             return self._begin(chosen.task, chosen.steps)
-        names = config.pages or self._all_pages()
+        names = self.config.pages or self._all_pages()
         name = names[seed % len(names)]
-        self.origin = {"seed": seed}
         return self._begin_page(WebTask(f"{name}.{seed}", (SITE,), "", (), Evaluation(()), template=name), name, seed)
 
     def _all_pages(self) -> tuple[str, ...]:
@@ -228,27 +226,25 @@ class WebWorld(World):
         cookies, storage, forms = self._identity(task)
         start = Start(task.start_urls, cookies, storage, task.geolocation, (width, height))
         if forms:
-            backend.begin(Start((forms[0][0].url,), geolocation=task.geolocation, viewport=(width, height)))
+            backend.begin(replace(start, urls=(forms[0][0].url,)))
             for form, user, password in forms:
-                self.secrets = (*self.secrets, password)
+                self.secrets = tuple(dict.fromkeys((*self.secrets, password)))
                 fill_in(backend, form, user, password)
-            self._open_all(backend, task.start_urls)
+            self._open_all(backend, task)
         else:
             backend.begin(start)
         return self._ready(task, steps)
 
-    def _open_all(self, backend: Backend, urls: tuple[str, ...]) -> None:
+    def _open_all(self, backend: Backend, task: WebTask) -> None:
         try:
-            backend.open(urls[0])
-            for url in urls[1:]:
+            backend.open(task.start_urls[0])
+            for url in task.start_urls[1:]:
                 backend.act(WebAction("new_tab"), None)
                 backend.open(url)
-            if len(urls) > 1:
+            if len(task.start_urls) > 1:
                 backend.act(WebAction("switch_tab", text="0"), None)
         except ActionFailed as error:
-            raise WorldFault(
-                f"web: cannot open the start of task {self.task.task_id if self.task else ''}: {error}"
-            ) from error
+            raise WorldFault(f"web: cannot open the start of task {task.task_id}: {error}") from error
 
     def _identity(
         self, task: WebTask
@@ -264,10 +260,10 @@ class WebWorld(World):
         if not task.require_login:
             return (), (), []
         path = Path(self.config.auth_folder or ".") / Path(task.storage_state).name
-        if task.storage_state and (path.is_file() or not self.config.logins):
+        forms = [self.config.logins[s] for s in task.sites if s in self.config.logins]
+        if task.storage_state and (path.is_file() or not forms):
             cookies, storage = read_state(path)
             return cookies, storage, []
-        forms = [self.config.logins[s] for s in task.sites if s in self.config.logins]
         return (), (), [(form, *credentials(form)) for form in forms]
 
     def _ready(self, task: WebTask, steps: tuple[Step, ...]) -> str:
@@ -328,8 +324,10 @@ class WebWorld(World):
         if self.miniwob is not None:
             self._miniwob_end(parsed, stop)
         elif parsed.kind == "exit" or stop:
-            self.answer = parsed.text if parsed.kind == "exit" else f"Early stop: {stop}"
-            self.score = self._judge()
+            exited = parsed.kind == "exit"
+            self.answer = parsed.text if exited else f"Early stop: {stop}"
+            # the limit is no part of what is judged: it may be the very number that the task asks for
+            self.score = self._judge(self.answer if exited else "Early stop")
             self.done = True
         effective = self.done or self.backend.url != url or self.observation != before
         info = {
@@ -365,12 +363,12 @@ class WebWorld(World):
             return "the same action again and again"
         return ""
 
-    def _judge(self) -> float:
+    def _judge(self, answer: str) -> float:
         assert self.task is not None and self.backend is not None
         if not self.task.evaluation.types:
             return 0.0
         try:
-            return evaluate(self.task, self.answer, self.backend, self.config.dialect, self.judge)
+            return evaluate(self.task, answer, self.backend, self.config.dialect, self.judge)
         except ActionFailed as error:
             raise WorldFault(f"web: task {self.task.task_id} could not be judged: {error}") from error
 

@@ -106,6 +106,9 @@ def test_log_probs_are_those_of_the_model(model: Path) -> None:
     want = [table[len(prompt) - 1 + i, token].item() for i, token in enumerate(action)]
     assert scorer.logprobs(prompt, action) == pytest.approx(want, abs=1e-4)
     assert scorer.probability("where is it", "here") == pytest.approx(math.exp(sum(want) / len(want)), rel=1e-3)
+    for wrong in ([], [5] * scorer.limit):
+        with pytest.raises(ConfigError, match=rf"an action has {len(wrong)} tokens, not 1 to {scorer.limit - 1}"):
+            scorer.logprobs(prompt, wrong)
 
 
 def test_replay_keeps_the_band(result: Path) -> None:
@@ -190,17 +193,6 @@ def test_a_task_without_a_result_is_not_given_that_of_another(tmp_path: Path) ->
     assert (everything.finished.n, solved) == (2, [8, 9])  # files that are named by the place in the list
 
 
-def test_a_task_file_that_cannot_be_read_is_named(result: Path, tmp_path: Path) -> None:
-    file = tmp_path / "list.json"
-    for text, words in (
-        ("[{", "list.json: cannot be read as JSON"),
-        ('[{"task_id": 1}]', r"list.json\[0\]: a task without sites"),
-    ):
-        file.write_text(text)
-        with pytest.raises(ConfigError, match=words):
-            CliRunner().invoke(web, ["score", str(result), str(file)], catch_exceptions=False)
-
-
 def test_mistakes_are_named(result: Path, tmp_path: Path) -> None:
     for arguments, words in (
         (("--rollout-path", str(result), "--output-path", "x.pt"), "jsonl"),
@@ -210,3 +202,15 @@ def test_mistakes_are_named(result: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             CliRunner().invoke(web, ("process-data", *arguments), catch_exceptions=False)
+    (result / "actions" / "1.json").write_text('{"score": "1"}')
+    for text, words in (
+        ("x", "tasks.json: cannot be read as JSON"),
+        ("{}", "expected a list of tasks"),
+        ('[{"task_id": 1}]', r"tasks.json\[0\]: a task is a record with task_id and sites"),
+        ('[{"task_id": 1, "sites": ["reddit"]}]', "1.json: no score"),
+    ):
+        (tmp_path / "tasks.json").write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            CliRunner().invoke(web, ("score", str(result), str(tmp_path / "tasks.json")), catch_exceptions=False)
+    with pytest.raises(ConfigError, match=r"1.json: no score"):
+        release.read_rollouts(result)

@@ -18,7 +18,7 @@ from openenv.core import GenericEnvClient
 
 from terrella.rl.exchange.offers import Play, find_offer
 from terrella.rl.web_pages.data import load_transitions
-from terrella.rl.web_pages.world import items_f1
+from terrella.rl.web_pages.tree import items_f1
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(7000)]
 PATIENCE_S, SEED, STEPS = 600.0, 0, 6

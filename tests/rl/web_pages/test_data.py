@@ -9,12 +9,16 @@ from collections import Counter
 import pytest
 
 from terrella.core.errors import ConfigError
+from terrella.data.tokenizers import ByteTokenizer
 from terrella.rl.language import read_pair
+from terrella.rl.language_tasks import Made
 from terrella.rl.rewards.web_page import NOTHING, judge
+from terrella.rl.web_pages.config import WebPageEnvironment
 from terrella.rl.web_pages.data import load_transitions, page_pair, split_pages
 from terrella.rl.web_pages.evaluate import gains, judge_pages, scores
-from terrella.rl.web_pages.prompt import bare_page_prompt
+from terrella.rl.web_pages.prompt import PageTransition, bare_page_prompt
 from terrella.rl.web_pages.record import APPS, record, tree_of
+from terrella.rl.web_pages.tasks import WebPageTasks
 from terrella.rl.web_pages.tree import parse_tree, write_tree
 
 
@@ -68,6 +72,25 @@ def test_a_bad_file_is_named(tmp_path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"url": 3}\n')
     with pytest.raises(ConfigError, match="line 1"):
         load_transitions(tmp_path / "bad.jsonl")
+    for blob, problem in (
+        (b"[1]\n", "line 1: a page transition is a JSON object"),
+        (b"\xff\n", "cannot be read as JSONL"),
+        (b"\x1f\x8bxxxx", "cannot be read as JSONL"),
+        (b"\n", "no page transitions"),
+    ):
+        (tmp_path / "bad.jsonl").write_bytes(blob)
+        with pytest.raises(ConfigError, match=rf"bad.jsonl: .*{problem}"):
+            load_transitions(tmp_path / "bad.jsonl")
+    twice = PageTransition("pages/x", "explore", "", "[1] a 'b'\n[1] a 'b'", "click [1]", "[1] a 'b'")
+    with pytest.raises(ConfigError, match=r"transitions: 'click \[1\]' on pages/x: .* id 1 appears twice"):
+        page_pair(twice, bare_page_prompt, "train")
+
+
+def test_an_unseen_page_that_is_not_there_is_refused(tmp_path) -> None:
+    settings = WebPageEnvironment(kind="web-page", data="data", unseen_pages=["pages/filter", "pages/flter"])
+    tasks = WebPageTasks(settings, Made("data", tmp_path, {}, finished=False), ByteTokenizer(), None)
+    with pytest.raises(ConfigError, match=r"env.unseen_pages: no transition is of 'pages/flter'; there are pages/todo"):
+        tasks.require_source()
 
 
 def test_browser_trees_lose_what_says_nothing() -> None:

@@ -452,4 +452,4 @@ def test_a_language_model_writes_until_enough_tasks_survive(pool) -> None:
     server.shutdown()
     server.server_close()
     with pytest.raises(ConfigError, match="did not answer"):
-        api.ask("x", 0.0)
+        api.ask_all(["x"], 0.0)

@@ -9,9 +9,10 @@ from terrella.data.trajectory import Invalid
 from terrella.rl.rollout.sampler import Sample, SamplingParams
 from terrella.rl.web_pages.changes import page_changes
 from terrella.rl.web_pages.prompt import bare_page_prompt
+from terrella.rl.web_pages.tree import items_f1
 from terrella.rl.webrl.episode import WebEpisode
 from terrella.rl.webrl.plan_config import PlanArm
-from terrella.rl.webrl.planning import Imagined, Planner, PredictedPage, commonest, likeness
+from terrella.rl.webrl.planning import Imagined, Planner, PredictedPage, commonest
 from terrella.rl.webrl.prompts import Prompter
 from terrella.rl.webrl.world_data import site_transitions
 from terrella.rl.webrl.world_models import (
@@ -188,7 +189,7 @@ def test_a_language_model_predicts_by_lists_of_changes(known, ways) -> None:
         and f"[{told.split('[')[1].split(']')[0]}] textbox" in first
     )
     changes = page_changes(first, ways[known[0].task.task_id][1].tree).write()
-    assert likeness(apply_changes(first, changes) or "", ways[known[0].task.task_id][1].tree) == 1.0
+    assert items_f1(apply_changes(first, changes) or "", ways[known[0].task.task_id][1].tree) == 1.0
     assert apply_changes(first, "no idea") is None
 
     def truth(_, prompt: str) -> str:  # the right action leads to the oracle's page, the others change nothing
@@ -251,6 +252,6 @@ def test_transitions_of_the_sites_are_true_and_begin_episodes(known) -> None:
     firsts = [t for t in found if t.objective == known[0].task.intent]
     assert len(firsts) >= len(known[0].steps) - 1 and not any(t.action.startswith("stop") for t in found)
     assert firsts[0].action.startswith("type [") and firsts[0].next_observation == firsts[1].observation
-    same = [likeness(apply_changes(t.observation, t.changes.write()) or "", t.next_observation) for t in found]
+    same = [items_f1(apply_changes(t.observation, t.changes.write()) or "", t.next_observation) for t in found]
     # the place of an updated item may be a guess
     assert min(same) > 0.9 and sum(s == 1.0 for s in same) >= 0.9 * len(same)

@@ -99,6 +99,21 @@ def test_countdown_file_keeps_only_additive_rows(tmp_path) -> None:
     assert world.step("4 + 3 - 2").info["success"]
 
 
+@pytest.mark.parametrize(("kind", "name"), [(countdown.Countdown, "countdown"), (qa.QA, "qa")])
+def test_a_bad_file_of_rows_is_named(kind, name: str, tmp_path) -> None:
+    tag, file = tmp_path / "tag.yaml", tmp_path / "rows.jsonl"
+    tag.write_text(f"Mine: {{world: {name}, config: {{file: {file}}}}}\n")
+    with pytest.raises(ConfigError, match=r"tag.yaml:1: Mine.config.file: .*rows.jsonl: no such file"):
+        load_tasks(tag)
+    row = '{"nums": [1, 2], "target": 3, "query": "1 + 2?", "response": "The answer is: 3"}\n'
+    for text, problem in ((row + "{}\n", "rows.jsonl:2: KeyError"), ("3\n", "rows.jsonl:1: TypeError"), ("", "no ")):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=problem):
+            load_tasks(tag)["Mine"].make()
+    file.write_text(row)
+    assert kind(file=str(file)).rows is kind(file=str(file)).rows  # read once
+
+
 def test_qa_halves_with_each_try(tmp_path) -> None:
     file = tmp_path / "qa.jsonl"
     file.write_text('{"query": "Half of 3?", "response": "The answer is: no. So... The answer is: 3 / 2 "}\n')
@@ -139,12 +154,16 @@ def test_tags_of_a_user(tmp_path) -> None:
         ("A:\n  world: frozen_lake\n  config: {size: 1}\n", "size"),
         ("A:\n  wrold: sokoban\n", "wrold"),
         ("A: 3\n", "mapping"),
+        ("- A\n", "my.yaml:1: a file of tags is a mapping"),
     ]:
         file.write_text(text)
         with pytest.raises(ConfigError, match=problem):
             load_tasks(file)
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="no such file"):
         load_tasks(tmp_path / "absent.yaml")
+    file.write_bytes("A: {world: bandit, instruction: h\u00e9}".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"my.yaml: cannot be read as a text file"):
+        load_tasks(file)
 
 
 def test_tags_take_turns_by_weight() -> None:

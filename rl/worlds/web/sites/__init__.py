@@ -25,11 +25,10 @@ class SiteSet:
     def hosts(self) -> frozenset[str]:
         return frozenset(self.by_host)
 
-    def reset(self, seed: int | None = None) -> None:
-        """Every site as it was built; with a seed, with the content of that seed."""
+    def reset(self, seed: int) -> None:
+        """Every site as it was built, with the content of a seed."""
         for kind, site in zip(SITES.values(), self.sites.values(), strict=True):
-            if seed is not None:
-                site.image = image_of(kind, seed)
+            site.image = image_of(kind, seed)
             site.reset()
 
     def fetch(self, request: Request) -> Response:

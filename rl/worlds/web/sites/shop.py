@@ -44,7 +44,7 @@ class Shop(Site):
         ("POST", r"/cart/(\d{1,6})/remove", "remove"),
         ("POST", "/checkout", "checkout"),
         ("GET", "/orders", "orders"),
-        ("GET", r"/orders/(\d{1,6}|latest)", "order"),
+        ("GET", r"/orders/(\d{1,6})", "order"),
         ("GET", "/wishlist", "wishlist"),
         ("GET", "/account", "account"),
         ("POST", "/account", "save_account"),
@@ -201,11 +201,7 @@ class Shop(Site):
         return self.page("Orders", table(lines, ["Number", "Date", "Status", "Total"], "orders"))
 
     def order(self, request: Request, number: str) -> Response:
-        row = self.one(
-            "SELECT id, placed, status FROM orders ORDER BY id DESC"
-            if number == "latest"
-            else f"SELECT id, placed, status FROM orders WHERE id={int(number)}"
-        )
+        row = self.one("SELECT id, placed, status FROM orders WHERE id=?", int(number))
         if row is None:
             return self.missing("There is no such order.")
         items = self.rows(

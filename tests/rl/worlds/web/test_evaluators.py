@@ -275,10 +275,17 @@ def test_records_with_faults_name_the_key() -> None:
         ("reference_answers", {**good, "eval": {**good["eval"], "eval_types": ["string_match"]}}),
         ("url_note", {**good, "eval": {**good["eval"], "url_note": "near"}}),
         ("program_html", {**good, "eval": {**good["eval"], "eval_types": ["program_html"]}}),
+        (r"program_html\[0\] must be a record", {**good, "eval": {**good["eval"], "program_html": [1]}}),
+        ("sites", {**good, "sites": [1]}),
+        ("geolocation", {**good, "geolocation": {"lat": 1}}),
+        ("viewport_size", {**good, "viewport_size": [1280, 720]}),
+        ("storage_state", {**good, "storage_state": 5}),
+        ("intent_template_id", {**good, "intent_template_id": "seven"}),
     ]
     for key, record in bad:
         with pytest.raises(ConfigError, match=key):
             parse_task(record, "x.json[0]")
+    assert parse_task({**good, "intent_template_id": None}).template_id == -1
     assert expand({"a": ["__MAP__/x"]}, {"__MAP__": "http://m/"}) == {"a": ["http://m/x"]}
 
 
@@ -291,6 +298,9 @@ def test_a_task_file_needs_an_address_for_every_placeholder(tmp_path) -> None:
     file.write_text(json.dumps([record]))
     assert load_web_tasks(file, {"__MAP__": "http://m.test"})[0].evaluation.url == "http://m.test/x"
     with pytest.raises(ConfigError, match="__MAP__"):
+        load_web_tasks(file, {})
+    file.write_text("[]")
+    with pytest.raises(ConfigError, match=r"t.json: holds no tasks"):
         load_web_tasks(file, {})
 
 

@@ -124,6 +124,12 @@ def test_long_texts_are_cut_and_fields_show_what_they_hold() -> None:
     assert simplified_html(page, boxes=False).count('value="old" data-value="new"') == 1
 
 
+@pytest.mark.parametrize(("role", "wanted"), [("none presentation", "none"), (" ", "StaticText"), ("3d row", "row")])
+def test_a_tree_is_read_back_whatever_the_roles_of_a_page(role: str, wanted: str) -> None:
+    page = parse_html(f'<body><div role="{role}" aria-label="x">Hi</div></body>').page("", {})
+    assert parse_tree(accessibility_tree(page))[1].role == wanted
+
+
 def test_markup_of_our_own_reads_back() -> None:
     page = Markup("html", (), [Markup("p", (("title", "a & b"),), ["x y"]), Markup("a", (("id", "4"),))])
     assert parse_markup(write_markup(page)) == page

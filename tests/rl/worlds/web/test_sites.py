@@ -113,7 +113,7 @@ def test_reset_brings_the_content_back_and_worlds_do_not_share_it() -> None:
     empty = cart(one)
     one.fetch(make_request("POST", "http://shopping.test/product/3/cart", "quantity=2", cookie))
     assert cart(one) != empty and cart(two) == empty
-    one.reset()
+    one.reset(0)
     assert cart(one) == empty
 
 
@@ -208,6 +208,8 @@ def test_faults_are_named() -> None:
         WebWorld(source="miniwob")
     with pytest.raises(ValueError, match="none of"):
         WebWorld(sites=("wikipedia",))
+    with pytest.raises(ValueError, match="limits at least 1"):
+        WebWorld(instances=0)
     world = WebWorld()
     world.reset(0)
     world.steps = []

@@ -109,6 +109,25 @@ def test_login_by_form_leaves_no_password_anywhere() -> None:
     assert PASSWORD not in held and "********" in held and "session" not in held
 
 
+def test_an_episode_never_begins_without_the_login_that_its_task_names(tmp_path) -> None:
+    record = dict(next(t.task.raw for t in WebWorld(sites=("reddit",)).tasks))
+    file = tmp_path / "tasks.json"
+    file.write_text(json.dumps([record]))
+    logins = {"gitlab": LoginForm("http://gitlab.test/login")}
+    world = WebWorld(source="file", backend="chromium", tasks_file=str(file), logins=logins)
+    with pytest.raises(WorldFault, match=r"reddit_state.json: set auth_folder, or give its sites a login form"):
+        world._identity(world.tasks[0].task)
+
+
+def test_logging_in_again_keeps_a_password_once_and_names_the_task_that_cannot_start() -> None:
+    world = WebWorld(login="form", sites=("reddit",))
+    for seed in range(3):
+        world.reset(seed)
+    assert world.secrets == (PASSWORD,)
+    with pytest.raises(WorldFault, match=r"the start of task other: .*elsewhere"):
+        world.open_task({**dict(world.tasks[0].task.raw), "task_id": "other", "start_url": "http://elsewhere.test/"})
+
+
 def test_states_and_credentials_come_from_files_and_the_environment(tmp_path, monkeypatch) -> None:
     file = tmp_path / "reddit_state.json"
     file.write_text(
