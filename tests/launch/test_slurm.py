@@ -222,6 +222,15 @@ def test_a_job_with_one_gpu_shares_its_node_and_further_options_are_passed_on() 
     assert "--gpus-per-node" in text and "--gpus-per-node" not in dry_run("--sbatch=--gres=gpu:h100:8")
 
 
+def test_ray_is_asked_for_its_nodes_where_it_is_installed() -> None:
+    """In the container, which SLURM alone can start under Pyxis."""
+    asked = "python -c 'import ray"
+    for runtime, inside in (("pyxis", "alive=$(srun --overlap "), ("apptainer", "alive=$(apptainer exec ")):
+        text = dry_run("--nodes", "2", "--ray", "--container", "image", "--runtime", runtime)
+        (line,) = [line for line in text.splitlines() if asked in line]
+        assert line.strip().startswith(inside) and "image" in line.partition(asked)[0]
+
+
 def test_times_are_read_as_slurm_does() -> None:
     texts = ["90", "1:30", "1:30:00", "2-0", "1-2:30", "1-02:30:05"]
     assert [seconds(t) for t in texts] == [5400, 90, 5400, 172800, 95400, 95405]
