@@ -159,31 +159,8 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
     stages = _first_phases(plain["stages"])
     sections = [(f"stages.{s['name']}", part) for s in stages for part in (s, *s.get("arms", ()))]
     for place, env in (("env", plain["env"]), *((f"{place}.env", part.get("env")) for place, part in sections)):
-        if env and env.get("only_tagged"):
-            env["only_tagged"] = False
-            notes.append(
-                f"{place}: turns without tags are lessons, for a model that has learnt nothing writes no other"
-            )
-        if env and env["kind"] == "worlds":
-            env["max_turns"] = min(env["max_turns"], MOST_TURNS)
-        if env and env["kind"] == "worlds" and not Path(env["config"].get("folder", ".")).exists():
-            notes.append(f"{place}: {env['config']['folder']} is not there; made products take the place of its files")
-            env["config"] = {}
-        if env and "unseen_n" in env:
-            _lower(env, copies)
-            notes += [f"{place}: {note}" for note in _shards(env)]
-        if env and env["kind"] == "web-site":
-            _lower(env, copies)
-            if any(not Path(p).exists() for p in env["tag_files"]):
-                notes.append(
-                    f"{place}: {env['tag_files'][0]} is not there; the sites that ship take the place of '{env['tag']}'"
-                )
-                env |= SITES
-            if env["demonstrations"] and not Path(env["demonstrations"]).exists():
-                notes.append(
-                    f"{place}: {env['demonstrations']} is not there; oracles demonstrate on the sites that ship"
-                )
-                env["demonstrations"] = None
+        if env:
+            notes += [f"{place}: {note}" for note in _lower_environment(env, copies)]
     _lower(plain["env"] or {}, copies)
     for stage in stages:
         _lower(stage, copies)
@@ -217,6 +194,30 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
         "precision": asdict(PrecisionConfig()),
     }
     return Rehearsal(plain | changed, notes, folders, copied)
+
+
+def _lower_environment(env: dict[str, Any], copies: int) -> Iterator[str]:
+    """What an environment has too much of, or not on this machine; in words what stands in for what."""
+    if env.get("only_tagged"):
+        env["only_tagged"] = False
+        yield "turns without tags are lessons, for a model that has learnt nothing writes no other"
+    if env["kind"] == "worlds":
+        env["max_turns"] = min(env["max_turns"], MOST_TURNS)
+        folder = env["config"].get("folder", ".")
+        if not Path(folder).exists():
+            yield f"{folder} is not there; made products take the place of its files"
+            env["config"] = {}
+    if "unseen_n" in env:
+        _lower(env, copies)
+        yield from _shards(env)
+    if env["kind"] == "web-site":
+        _lower(env, copies)
+        if any(not Path(p).exists() for p in env["tag_files"]):
+            yield f"{env['tag_files'][0]} is not there; the sites that ship take the place of '{env['tag']}'"
+            env |= SITES
+        if env["demonstrations"] and not Path(env["demonstrations"]).exists():
+            yield f"{env['demonstrations']} is not there; oracles demonstrate on the sites that ship"
+            env["demonstrations"] = None
 
 
 def _random_play(stage: dict[str, Any]) -> str:

@@ -102,7 +102,13 @@ def _evaluate_grid(
 @click.command("eval")
 @click.argument("world")
 @_options
-@click.option("--temperature", "temperatures", type=click.FloatRange(0), multiple=True, default=(0.0, 1.0))
+@click.option(
+    "--temperature",
+    "temperatures",
+    type=click.FloatRange(0),
+    multiple=True,
+    help="0 is greedy. Grids: may be repeated, default 0 and 1; language: default 0; agents: default 1.",
+)
 @click.option("--url", help="Language: an OpenAI-compatible address; its key is read from TERRELLA_API_KEY.")
 @click.option(
     "--data",
@@ -139,18 +145,22 @@ def evaluate(world: str, model: Path, out: Path | None, url: str | None, **optio
     from ..language import DOMAINS, Questions, evaluate_language, show
 
     key, temperatures = os.environ.get("TERRELLA_API_KEY", ""), options["temperatures"]
+    if len(temperatures) > 1 and (world in DOMAINS or url):
+        raise ConfigError("--temperature: language models and agents are asked at one; give it once")
     if world in DOMAINS:
-        table = evaluate_language(world, str(model), _asked(Questions, options), temperatures[0], url, key)
+        temperature = temperatures[0] if temperatures else 0.0
+        table = evaluate_language(world, str(model), _asked(Questions, options), temperature, url, key)
     elif url:
         from ...rl.agents.config import AgentSettings
         from ...rl.text_games.teacher import Teacher
         from ..agent_api import evaluate_agent
 
-        teacher = Teacher(url, str(model), key, temperature=temperatures[-1], max_tokens=options["max_new_tokens"])
+        temperature = temperatures[0] if temperatures else 1.0
+        teacher = Teacher(url, str(model), key, temperature=temperature, max_tokens=options["max_new_tokens"])
         settings = AgentSettings(**{k: options[k] for k in ("fmt", "coordinates", "max_turns", "actions_per_turn")})
         table = evaluate_agent(world, teacher, settings, options["n"], options["samples"], options["tags_file"])
     else:
-        table = _evaluate_grid(world, model, _asked(Rooms, options), options["drift"], temperatures)
+        table = _evaluate_grid(world, model, _asked(Rooms, options), options["drift"], temperatures or (0.0, 1.0))
     show(table)
     if out:
         write_json(out, table)

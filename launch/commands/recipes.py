@@ -50,8 +50,10 @@ def list_recipes(name: str | None, size: str | None, env: str | None, copy: bool
 
 def _text(name: str) -> str:
     """A recipe as one file: as it was written, or where it is made of several, what they come to."""
-    path = find(name).path
-    text, tree = path.read_text(encoding="utf-8"), recipes.settings_tree(name)
+    tree = recipes.settings_tree(name)
+    if not isinstance(tree.value, dict):
+        raise ConfigError(f"{name}: is no recipe, which is a mapping of settings")
+    text = find(name).path.read_text(encoding="utf-8")
     if not {"base", "envs"} & yaml.safe_load(text).keys():
         return text
     return f"# {name}, made of several files of the project\n" + yaml.safe_dump(

@@ -72,28 +72,21 @@ def open_service(model: TextModel, host: str, port: int, name: str) -> Threading
         prompts = [p for p in given if isinstance(p, str)]
         if not prompts or len(prompts) < len(given):
             raise ConfigError("prompt: a text or a list of texts is needed")
-        samples = _number(body, "n", 1, 1, 128)
+        samples = int(_number(body, "n", 1, 1, 128))
+        most = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
         with busy:
             answers = model.complete(
                 prompts,
-                max_new_tokens=int(
-                    _number(
-                        body,
-                        "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens",
-                        256,
-                        1,
-                        1 << 20,
-                    )
-                ),
+                max_new_tokens=int(_number(body, most, 256, 1, 1 << 20)),
                 temperature=_number(body, "temperature", 1.0, 0.0, 100.0),
-                samples=int(samples),
+                samples=samples,
                 seed=int(_number(body, "seed", int(time.time() * 1000) % (1 << 31), 0, 1 << 62)),
             )
         choices = []
         for index, found in enumerate(answers):
             said = {"message": {"role": "assistant", "content": found.text}} if chat else {"text": found.text}
             choices.append({"index": index, **said, "finish_reason": found.finish, "logprobs": None})
-        used = (sum(a.prompt_tokens for a in answers[:: int(samples)]), sum(a.tokens for a in answers))
+        used = (sum(a.prompt_tokens for a in answers[::samples]), sum(a.tokens for a in answers))
         return {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": "chat.completion" if chat else "text_completion",
@@ -110,11 +103,10 @@ def open_service(model: TextModel, host: str, port: int, name: str) -> Threading
         def do_GET(self) -> None:
             if self.path == "/v1/models":
                 self._say(200, {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "terrella"}]})
+            elif self.path == "/health":
+                self._say(200, {})
             else:
-                self._say(
-                    200 if self.path == "/health" else 404,
-                    {} if self.path == "/health" else _error(f"{self.path}: no such address"),
-                )
+                self._say(404, _error(f"{self.path}: no such address"))
 
         def do_POST(self) -> None:
             try:

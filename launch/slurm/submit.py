@@ -68,44 +68,59 @@ def submit(scripts: Sequence[Script], paths: Sequence[Path], logs: Path) -> list
     return done
 
 
-def fields(job: str) -> dict[str, str]:
-    """What the controller knows of a job; empty when it has forgotten it."""
+def records(job: str) -> list[dict[str, str]]:
+    """What the controller knows of a job: a record, or several for the tasks of an array, of which those that wait
+    share one. Of a heterogeneous job it is that of the first part, whose end is the job's. Empty when it has forgotten
+    the job.
+    """
     end = time.monotonic() + SILENT_S
     while True:
         answer = ask("scontrol", "--oneliner", "show", "job", job)
         if answer.returncode == 0 or "Invalid job id" in answer.stderr:
-            line = answer.stdout.splitlines()[0] if answer.stdout else ""
-            return dict(word.split("=", 1) for word in line.split() if "=" in word)
+            lines = [line.split() for line in answer.stdout.splitlines()]
+            known = [dict(word.split("=", 1) for word in line if "=" in word) for line in lines if line]
+            return [record for record in known if record.get("HetJobOffset", "0") == "0"]
         if time.monotonic() > end:
             raise DeadlineError(f"scontrol: no answer about job {job} for {SILENT_S:.0f} s: {answer.stderr.strip()}")
         time.sleep(POLL_S)  # a busy controller turns callers away; the job goes on
 
 
 def follow(job: Submitted, say: Callable[[str], None], poll_s: float = POLL_S) -> int:
-    """Print a job's states and log until it ends; returns its exit code. Interrupting it leaves the job alone."""
-    state, read = "", 0
+    """Print a job's states and log until it ends, of an array all tasks and the log of the first; returns its exit
+    code. Interrupting it leaves the job alone.
+    """
+    said, read = "", 0
+    codes: dict[str, int] = {}  # of what has ended; the controller forgets that after some minutes
     while True:
-        known = fields(job.job)
-        now = known.get("JobState", "FORGOTTEN")
-        if now != state:
-            reason = known.get("Reason", "None")
-            where = known.get("NodeList", "")
-            detail = (
-                f" ({reason})"
-                if reason != "None" and now == "PENDING"
-                else f" on {where}"
-                if where and where != "(null)"
-                else ""
-            )
-            say(f"job {job.job}: {now.lower()}{detail}")
-            state = now
+        known = records(job.job)
+        if (now := _standing(known)) != said:
+            say(f"job {job.job}: {now}")
+            said = now
         read = _tail(job.log, read, say)
-        if now in ENDED and not _comes_back(known):
-            code, _, signal = known.get("ExitCode", "0:0").partition(":")
-            return int(code) or (128 + int(signal) if signal not in ("", "0") else 0 if now == "COMPLETED" else 1)
-        if now == "FORGOTTEN":
+        ended = [record for record in known if record["JobState"] in ENDED and not _comes_back(record)]
+        codes |= {record["JobId"]: _exit_code(record) for record in ended}
+        if len(ended) == len(known) and codes:
+            return next((code for code in codes.values() if code), 0)
+        if not known:
             raise TerrellaError(f"job {job.job}: the controller has forgotten it; its log is {job.log}")
         time.sleep(poll_s)
+
+
+def _standing(known: list[dict[str, str]]) -> str:
+    """The state of a job in words, or those that its tasks are in."""
+    if len(known) != 1:
+        return " and ".join(dict.fromkeys(record["JobState"].lower() for record in known)) or "forgotten"
+    state, reason, where = (known[0].get(key, "") for key in ("JobState", "Reason", "NodeList"))
+    if state == "PENDING" and reason not in ("", "None"):
+        return f"pending ({reason})"
+    return f"{state.lower()} on {where}" if where not in ("", "(null)") else state.lower()
+
+
+def _exit_code(record: dict[str, str]) -> int:
+    """0 of what has completed; else what the job or the signal that ended it makes of it."""
+    code, _, signal = record.get("ExitCode", "0:0").partition(":")
+    killed = 128 + int(signal) if signal not in ("", "0") else 0
+    return int(code) or killed or (0 if record["JobState"] == "COMPLETED" else 1)
 
 
 def _comes_back(known: dict[str, str]) -> bool:

@@ -123,6 +123,9 @@ def test_what_is_missing_or_of_another_kind_is_named(shards: str, tmp_path) -> N
             CliRunner().invoke(
                 cli, ["eval", world, "--model", str(tmp_path / "none"), "--n", "1", *more], catch_exceptions=False
             )
+    with pytest.raises(ConfigError, match="--temperature: language models and agents are asked at one"):
+        args = ["eval", "text-game", "--model", str(tmp_path), "--temperature", "0", "--temperature", "0.5"]
+        CliRunner().invoke(cli, args, catch_exceptions=False)
     with pytest.raises(ConfigError, match="not of web-page"):
         CliRunner().invoke(
             cli, ["eval", "web-page", "--model", str(tmp_path), "--data", shards], catch_exceptions=False

@@ -18,7 +18,7 @@ from terrella.launch.commands.launch import check_inputs, launch
 from terrella.launch.slurm import cluster, submit
 from terrella.launch.slurm.render import JOB_SHELL, Plan, cut, load, render, sweep_settings
 from terrella.launch.slurm.settings import SIGNAL_S, JobSettings, seconds
-from terrella.launch.slurm.submit import fields
+from terrella.launch.slurm.submit import Submitted, follow, records
 
 GOLDEN = Path(__file__).parent / "golden"
 SHIPPED = sorted((Path(__file__).resolve().parents[2] / "launch" / "sbatch").glob("*.sbatch"))
@@ -222,6 +222,15 @@ def test_a_job_with_one_gpu_shares_its_node_and_further_options_are_passed_on() 
     assert "--gpus-per-node" in text and "--gpus-per-node" not in dry_run("--sbatch=--gres=gpu:h100:8")
 
 
+def test_ray_is_asked_for_its_nodes_where_it_is_installed() -> None:
+    """In the container, which SLURM alone can start under Pyxis."""
+    asked = "python -c 'import ray"
+    for runtime, inside in (("pyxis", "alive=$(srun --overlap "), ("apptainer", "alive=$(apptainer exec ")):
+        text = dry_run("--nodes", "2", "--ray", "--container", "image", "--runtime", runtime)
+        (line,) = [line for line in text.splitlines() if asked in line]
+        assert line.strip().startswith(inside) and "image" in line.partition(asked)[0]
+
+
 def test_times_are_read_as_slurm_does() -> None:
     texts = ["90", "1:30", "1:30:00", "2-0", "1-2:30", "1-02:30:05"]
     assert [seconds(t) for t in texts] == [5400, 90, 5400, 172800, 95400, 95405]
@@ -416,7 +425,7 @@ def test_partitions_of_several_kinds_of_node_are_added_up(tmp_path: Path, monkey
 def test_without_slurm_the_error_says_where_to_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TerrellaError, match="run this on a SLURM login node, or use --dry-run"):
-        fields("1")
+        records("1")
     assert shutil.which("bash") is None
 
 
@@ -425,13 +434,15 @@ def test_a_controller_that_turns_a_caller_away_is_asked_again(tmp_path: Path, mo
     busy = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
     once = f'[ -f {tmp_path}/asked ] || {{ touch {tmp_path}/asked; {busy}; }}; echo "JobId=1 JobState=RUNNING"'
     monkeypatch.setenv("PATH", stand_in(tmp_path, scontrol=once)["PATH"])
-    assert fields("1") == {"JobId": "1", "JobState": "RUNNING"}
+    assert records("1") == [{"JobId": "1", "JobState": "RUNNING"}]
+    stand_in(tmp_path, scontrol="echo 'JobId=1 HetJobOffset=0'; echo 'JobId=2 HetJobOffset=1'")
+    assert [record["JobId"] for record in records("1")] == ["1"]
     stand_in(tmp_path, scontrol="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert fields("1") == {}
+    assert records("1") == []
     stand_in(tmp_path, scontrol=busy)
     monkeypatch.setattr(submit, "SILENT_S", 0.05)
     with pytest.raises(DeadlineError, match="no answer about job 1"):
-        fields("1")
+        records("1")
 
 
 def test_a_log_is_followed_line_by_line_whatever_its_bytes(tmp_path: Path) -> None:
@@ -442,3 +453,18 @@ def test_a_log_is_followed_line_by_line_whatever_its_bytes(tmp_path: Path) -> No
             stream.write(part)
         read = submit._tail(log, read, said.append)
     assert said == ["step 1", "\ufffd\ufffd broken", "50 %", "half a line", "größer"] and read == log.stat().st_size
+
+
+def test_an_array_is_followed_until_its_last_task_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller forgets ended tasks one by one."""
+    tasks = ["JobId=11 JobState=COMPLETED ExitCode=0:0", "JobId=12 JobState=RUNNING", "JobId=10 JobState=PENDING"]
+    failed, passed = "JobId=12 JobState=FAILED ExitCode=3:0", "JobId=10 JobState=COMPLETED ExitCode=0:0"
+    answers = [tasks, [tasks[0], failed, tasks[2]], [failed, "JobId=10 JobState=RUNNING"], [passed]]
+    for number, answer in enumerate(answers):
+        (tmp_path / str(number)).write_text("\n".join(answer) + "\n")
+    count = f"n=$(cat {tmp_path}/n 2> /dev/null || echo 0); echo $((n + 1)) > {tmp_path}/n; cat {tmp_path}/$n"
+    monkeypatch.setenv("PATH", stand_in(tmp_path, scontrol=count)["PATH"])
+    said: list[str] = []
+    assert follow(Submitted("10", tmp_path / "script", tmp_path / "log", 3), said.append, 0.01) == 3
+    assert said[0] == "job 10: completed and running and pending" and (tmp_path / "n").read_text() == "4\n"
+    assert said[-1] == "job 10: completed"

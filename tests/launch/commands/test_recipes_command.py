@@ -126,3 +126,9 @@ def test_a_wrong_name_is_answered_with_the_nearest() -> None:
         find("spa-sokban-tiny")
     with pytest.raises(ConfigError, match="`terrella recipes` lists them"):
         find("zzz")
+
+
+def test_a_file_that_is_no_recipe_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "list.yaml").write_text("[1]\n")
+    code, _, error = run(capsys, "recipes", str(tmp_path / "list.yaml"))
+    assert code == 2 and "list.yaml: is no recipe" in error
