@@ -198,6 +198,9 @@ def test_ppo_bi_level_gae_by_hand() -> None:
     assert advantage[0].tolist() == pytest.approx([0, a1, a2, 0, r4 - 0.4])
     with pytest.raises(ValueError, match="bi_level"):
         PPO(bi_level=True)
+    with pytest.raises(ValueError, match="bi_level: cannot be combined with kl_in: reward"):
+        PPO(bi_level=True, turn_rewards=True, kl_coef=0.1)
+    assert PPO(bi_level=True, turn_rewards=True, kl_coef=0.1, kl_in="loss").bi_level
 
 
 def test_ppo_reward_placement_windowed_turns_and_kl() -> None:
@@ -315,6 +318,14 @@ def test_weights_do_not_depend_on_how_groups_lie_on_ranks(config) -> None:
     with ThreadPoolExecutor(2) as pool:
         both = sum(pool.map(lambda r: run(parts[r], gather_of(r)), range(2)))
     assert both == pytest.approx(run(whole, alone), rel=1e-5)
+
+
+@pytest.mark.parametrize(("bound", "least"), [("dual_clip", 1.0), ("kl_clamp", 0.0), ("tis_cap", 0.0)])
+def test_a_bound_that_would_leave_nothing_is_refused(bound: str, least: float) -> None:
+    for algorithm in (GRPO, RLOO, PPO, StarPOS):
+        with pytest.raises(ValueError, match=f"{bound}: {least} must be above {least:g}"):
+            algorithm(**{bound: least})
+        assert getattr(algorithm(**{bound: least + 1}), bound) == least + 1
 
 
 def test_refills_are_not_sampled_ahead() -> None:
