@@ -85,6 +85,20 @@ def test_a_deadline_of_rollouts_acts_or_is_doubted() -> None:
     assert differences({"deadline_s": 3600.0, "ahead": 1}, Rollouts(ahead=1, deadline_s=60)) != []
 
 
+def test_seeds_that_are_trained_on_and_held_out_are_doubted() -> None:
+    """The evaluation has 384 rooms from 123 on. Rooms of other tags are others."""
+
+    def told(env: str) -> list[tuple[str, str]]:
+        return [*doubts(recipe.load("spa-sokoban-tiny", [f"stages.vanilla.env={env}"]))]
+
+    ((where, text),) = told("{first_seed: 506}")
+    assert where == "stages.vanilla.env.first_seed"
+    assert "plays the seeds 506 to 506, which are held out in stage 'evaluate'" in text
+    assert told("{first_seed: 507}") == told("{first_seed: 0, tags: [FrozenLake]}") == []
+    ((where, text),) = told("{first_seed: 0, tags: [FrozenLake, OpenSokoban]}")
+    assert "plays the seeds 123 to 506" in text
+
+
 def test_a_picture_tells_faults_from_rewards() -> None:
     trajectories = [Trajectory(7, 0, [], Invalid("broken")), Trajectory(7, 1, [], 0.5)]
     shown = picture(3, ["a", "b"], trajectories, lambda episode: [{"prompt": episode}])
