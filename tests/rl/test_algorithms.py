@@ -80,6 +80,13 @@ def test_a_mini_batch_without_a_valid_sample_measures_what_the_others_do(algorit
     assert used[0] == used[1]
 
 
+def test_a_group_without_a_valid_sample_takes_no_update() -> None:
+    group = [trajectory(p, i, Invalid("lost") if p < 2 else float(i)) for p in range(4) for i in range(2)]
+    rows = algorithms.prepare(GRPO(), group, Scores(), alone)
+    parts = minibatches(GRPO(), rows, group, 2, alone)
+    assert [{group[row.source].prompt_id for row in part} for part in parts] == [{2}, {3}]
+
+
 def test_dr_grpo_weighs_every_token_by_one_constant() -> None:
     pg, advantage = weights(DrGRPO(length=10), two_groups())
     assert advantage == pytest.approx([0.5, -0.5, -0.5, 0.5])
