@@ -44,8 +44,8 @@ def token_rewards(
             given = trajectory.turn_rewards[first : first + len(at)]
             if len(given) != len(at):
                 raise ConfigError(
-                    f"turn_rewards: prompt {trajectory.prompt_id} has {len(trajectory.turn_rewards)} turn rewards for "
-                    "more sampled turns"
+                    f"turn_rewards: the episode of prompt {trajectory.prompt_id} gave {len(trajectory.turn_rewards)} "
+                    "rewards for more turns than that; the environment must give one a turn, or set turn_rewards: false"
                 )
             value[at] += given
             turn_of[index] = first + len(at)
