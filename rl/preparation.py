@@ -179,7 +179,8 @@ def _silent_row(algorithm: Algorithm) -> TrainSequence:
     names = ["ce"] if algorithm.kind == "sft" else ["pg", "advantage", "old_logprob"]
     names += ["value", "returns", "old_value"] if "values" in algorithms.needs(algorithm) else []
     # the KL of the other mini-batches is measured here too, as 0
-    names += ["kl", "ref_logprob"] if "reference" in algorithms.needs(algorithm) and algorithm.kl_in == "loss" else []
+    if "reference" in algorithms.needs(algorithm):
+        names += ["kl", "ref_logprob"] if getattr(algorithm, "kl_in", None) == "loss" else []
     return replace(TrainSequence(np.zeros(2, np.int64)), **{name: np.zeros(2, np.float32) for name in names})
 
 
