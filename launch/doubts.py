@@ -9,11 +9,12 @@ from dataclasses import fields
 from typing import Any
 
 from ..core.errors import ConfigError
+from ..rl.agents.config import WorldsEnvironment
 from ..rl.own.config import EnvironmentSettings
 from ..rl.rollout.config import Rollouts
 from ..rl.video.config import VideoEnvironment
 from .recipe import Recipe
-from .settings.verbs import Arm, Score
+from .settings.verbs import Arm, Collect, Reinforce, Score
 from .settings.video import VideoReal2Sim, VideoTokenizerTraining
 
 # settings of environments that decide what an episode scores, whoever plays it; others are how a model is asked, or are
@@ -31,6 +32,7 @@ def doubts(recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield from _judged_otherwise(stage, recipe)
         yield from _without_effect(stage)
     yield from _far_from_context(recipe)
+    yield from _trained_on_held_out(recipe)
 
 
 def met_by(arm: Arm, stage: Score, recipe: Recipe) -> EnvironmentSettings | None:
@@ -91,6 +93,32 @@ def _without_effect(stage: Any) -> Iterator[tuple[str, str]]:
                 f"{rollouts.deadline_s:g} acts only where a step waits for rollouts that began before it; set ahead to "
                 "1 or more, or leave deadline_s out (sampler.request_s and env.deadline_s act in both)",
             )
+
+
+def _trained_on_held_out(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Stages that play seeds of worlds that an evaluation, or the validation of an RL stage, holds out."""
+    asked: list[tuple[str, Any, int]] = []
+    played: list[tuple[str, Any, int]] = []
+    for stage in recipe.stages:
+        env = getattr(stage, "env", None) or recipe.env
+        if not isinstance(env, WorldsEnvironment):
+            continue
+        if isinstance(stage, Score):
+            asked.append((stage.name, env, stage.n))
+        elif isinstance(stage, Collect) and stage.prompts is not None:
+            played.append((stage.name, env, stage.prompts))
+        elif isinstance(stage, Reinforce):
+            played.append((stage.name, env, stage.steps * stage.prompts_per_step))
+            asked += [(stage.name, env, stage.validation.prompts)] if stage.validation is not None else []
+    for name, own, count in played:
+        for other, env, n in asked:
+            first, end = max(own.first_seed, env.test_seed), min(own.first_seed + count, env.test_seed + n)
+            if first < end and {*own.tags} & {*(env.test_tags or env.tags)}:
+                yield (
+                    f"stages.{name}.env.first_seed",
+                    f"{own.first_seed}: this stage plays the seeds {first} to {end - 1}, which are held out in stage "
+                    f"'{other}' (test_seed = {env.test_seed}); choose seeds that do not meet",
+                )
 
 
 def _far_from_context(recipe: Recipe) -> Iterator[tuple[str, str]]:

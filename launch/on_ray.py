@@ -123,7 +123,7 @@ def _one_start(job: RayJob, start: int, gpus: float, asked: list[int], say: Call
 
     logs, folder = job.run.absolute() / "logs", job.run.absolute() / "samplers" / f"ray-{uuid.uuid4().hex[:8]}"
     count = job.nodes + job.sampler_hosts
-    machines = Actors(f"{__name__}:Launcher", {}, count, gpus=gpus, start_s=START_S)
+    machines = Actors(f"{__name__}:Launcher", count, gpus, START_S)
     try:
         shared = {
             "TERRELLA_COORDINATOR": machines.each("address", [()] * count, deadline_s=ANSWER_S)[0],

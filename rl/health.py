@@ -61,52 +61,17 @@ class Health:
     def observe(self, step: int, values: Mapping[str, Any]) -> list[Alarm]:
         """Alarms that sound at this step; one of reaction `stop` is raised as an error after all were found."""
         c = self.config
-        rules: list[tuple[str, Reaction, str, tuple[bool, float], str]] = [
-            (
-                "reward_std",
-                c.on_reward_std,
-                "reward/std",
-                self._below("reward/std", values, c.reward_std_share),
-                "rewards hardly differ",
-            ),
-            (
-                "entropy",
-                c.on_entropy,
-                "entropy",
-                _under(values.get("entropy"), c.entropy_floor),
-                "the policy is almost deterministic",
-            ),
-            (
-                "repetition",
-                c.on_repetition,
-                "repetition",
-                _over(values.get("repetition"), c.repetition_ceiling),
-                "answers repeat",
-            ),
-            (
-                "truncated",
-                c.on_length,
-                "truncated",
-                _over(values.get("truncated"), c.truncated_ceiling),
-                "answers hit the length limit",
-            ),
-            (
-                "length",
-                c.on_length,
-                "length/mean",
-                self._above("length/mean", values, c.length_factor),
-                "answers grew long",
-            ),
-            (
-                "drift",
-                c.on_drift,
-                "logprob_drift/mean",
-                self._above("logprob_drift/mean", values, c.drift_factor),
-                "log-probs drift apart",
-            ),
+        rules = [
+            ("reward_std", c.on_reward_std, "reward/std", self._below, c.reward_std_share, "rewards hardly differ"),
+            ("entropy", c.on_entropy, "entropy", _under, c.entropy_floor, "the policy is almost deterministic"),
+            ("repetition", c.on_repetition, "repetition", _over, c.repetition_ceiling, "answers repeat"),
+            ("truncated", c.on_length, "truncated", _over, c.truncated_ceiling, "answers hit the length limit"),
+            ("length", c.on_length, "length/mean", self._above, c.length_factor, "answers grew long"),
+            ("drift", c.on_drift, "logprob_drift/mean", self._above, c.drift_factor, "log-probs drift apart"),
         ]
         alarms = []
-        for name, reaction, key, (hit, limit), meaning in rules:
+        for name, reaction, key, passes, bound, meaning in rules:
+            hit, limit = passes(key, values, bound)
             self.bad[name] = self.bad.get(name, 0) + 1 if hit else 0
             if reaction != "ignore" and self.bad[name] >= c.patience:
                 text = f"{meaning}: {key} = {values[key]:.4g} against {limit:.4g} for {self.bad[name]} steps"
@@ -129,15 +94,15 @@ class Health:
 
     def _below(self, key: str, values: Mapping[str, Any], share: float) -> tuple[bool, float]:
         mean = self._mean(key, values)
-        return (False, 0.0) if mean is None or key not in values else (values[key] <= share * mean, share * mean)
+        if mean is None or key not in values:
+            return (False, 0.0)
+        return (values[key] <= share * mean, share * mean)
 
     def _above(self, key: str, values: Mapping[str, Any], factor: float) -> tuple[bool, float]:
         mean = self._mean(key, values)
-        return (
-            (False, 0.0)
-            if mean is None or key not in values
-            else (mean > 0 and values[key] > factor * mean, factor * mean)
-        )
+        if mean is None or key not in values:
+            return (False, 0.0)
+        return (mean > 0 and values[key] > factor * mean, factor * mean)
 
     def state(self) -> dict[str, Any]:
         return {"first": self.first, "bad": self.bad}
@@ -146,12 +111,12 @@ class Health:
         self.first, self.bad = {k: list(v) for k, v in state["first"].items()}, dict(state["bad"])
 
 
-def _under(value: float | None, limit: float) -> tuple[bool, float]:
-    return (value is not None and value < limit, limit)
+def _under(key: str, values: Mapping[str, Any], limit: float) -> tuple[bool, float]:
+    return (key in values and values[key] < limit, limit)
 
 
-def _over(value: float | None, limit: float) -> tuple[bool, float]:
-    return (value is not None and value > limit, limit)
+def _over(key: str, values: Mapping[str, Any], limit: float) -> tuple[bool, float]:
+    return (key in values and values[key] > limit, limit)
 
 
 def repetition(ids: Sequence[int], n: int = 4) -> float:

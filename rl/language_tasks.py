@@ -57,10 +57,13 @@ class Pairs(Sequence[Question]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        sample = self.shards[index]  # its IndexError ends an iteration
         try:
-            question = read_pair(self.shards[index])
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"env: {self.folder} holds no pairs of question and answer ({error!r})") from error
+            question = read_pair(sample)
+        except (LookupError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"env: sample {index} of {self.folder} is no pair of question and answer ({error!r})"
+            ) from error
         if question.domain != self.domain:
             raise ConfigError(f"env: {self.folder} holds questions of the kind {question.domain}, not {self.domain}")
         return question

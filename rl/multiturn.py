@@ -148,12 +148,12 @@ class _Attempt:
         imagined = isinstance(episode, Imagined)
         if imagined and world is None:
             return Invalid("episode: its world is imagined, and there is no world model to ask")
-        for turn in range(limits.max_turns):
-            context = await self.lanes.contexts(episode.context, limits.world_s, "context")
+        turn = 0
+        while (context := await self.lanes.contexts(episode.context, limits.world_s, "context")) is not None:
             if isinstance(context, Invalid):
                 return context
-            if context is None:
-                break
+            if turn == limits.max_turns:
+                return Invalid(f"episode: not over after max_turns = {limits.max_turns}")
             request = SampleRequest(context, (seed, *self.name, turn), policy.params)
             answer = await patiently(policy.ask, request, limits.retries)
             if isinstance(answer, Invalid):
@@ -173,8 +173,7 @@ class _Attempt:
                 outcome = await worlds(partial(episode.imagine, foretold), limits.world_s, "imagined step")
                 if isinstance(outcome, Invalid):
                     return outcome
-        else:
-            return Invalid(f"episode: not over after max_turns = {limits.max_turns}")
+            turn += 1
         return await worlds(episode.score, limits.reward_s, "reward")
 
 

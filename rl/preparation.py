@@ -73,15 +73,16 @@ def minibatches(
     algorithm: Algorithm, rows: list[TrainSequence], trajectories: Sequence[Trajectory], count: int, gather: Gather
 ) -> list[list[TrainSequence]]:
     """This data rank's rows of every mini-batch. Groups stay whole and go in the order of their prompts over all ranks,
-    so that a mini-batch does not depend on the layout; each is weighed as a batch of its own."""
+    so that a mini-batch does not depend on the layout; each is weighed as a batch of its own. A group without a valid
+    sample is in none: an update by it would be the optimizer's momentum alone."""
     if count == 1:
         return [rows]
-    prompts = sorted({p for part in gather({t.prompt_id for t in trajectories}) for p in part})
+    prompts = sorted({p for part in gather({t.prompt_id for t in trajectories if common.is_valid(t)}) for p in part})
     part_of = {prompt: place * count // len(prompts) for place, prompt in enumerate(prompts)}
     whole = _sizes(trajectories, gather)
     made = []
     for number in range(count):
-        sizes = _sizes([t for t in trajectories if part_of[t.prompt_id] == number], gather)
+        sizes = _sizes([t for t in trajectories if part_of.get(t.prompt_id) == number], gather)
         scale = {name: np.float32(whole[name] / max(size, 1)) for name, size in sizes.items()}
         chosen = [row for row in rows if part_of[trajectories[row.source].prompt_id] == number]
         made.append([_scaled(row, algorithm, scale) for row in chosen])

@@ -17,9 +17,9 @@ from ..core.errors import ConfigError, DeadlineError, WorkerError
 class Host:
     """What an actor is: holds one object of a class given by name."""
 
-    def __init__(self, target: str, options: dict[str, Any]) -> None:
+    def __init__(self, target: str) -> None:
         module, name = target.split(":")
-        self.inner = getattr(importlib.import_module(module), name)(**options)
+        self.inner = getattr(importlib.import_module(module), name)()
 
     def call(self, method: str, *args: Any) -> Any:
         return getattr(self.inner, method)(*args)
@@ -30,34 +30,23 @@ class Host:
         return ray.get_runtime_context().get_node_id()
 
 
-def connect(address: str = "auto") -> float:
+def connect() -> float:
     """Join the Ray cluster of this machine or of RAY_ADDRESS; returns the GPUs of its best node."""
     import ray
 
+    address = os.environ.get("RAY_ADDRESS", "auto")
     if not ray.is_initialized():
         try:
-            ray.init(address=os.environ.get("RAY_ADDRESS", address), log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
-            raise ConfigError(
-                f"ray: no cluster at {os.environ.get('RAY_ADDRESS', address)}; start one with `ray start --head`"
-            ) from error
+            raise ConfigError(f"ray: no cluster at {address}; start one with `ray start --head`") from error
     return max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
 
 
 class Actors:
-    """`count` actors of one class, one for each bundle of a placement group."""
+    """`count` actors of one class, spread over the nodes: one for each bundle of a placement group."""
 
-    def __init__(
-        self,
-        target: str,
-        options: dict[str, Any],
-        count: int,
-        *,
-        cpus: float = 1.0,
-        gpus: float = 0.0,
-        strategy: str = "SPREAD",
-        start_s: float = 120.0,
-    ) -> None:
+    def __init__(self, target: str, count: int, gpus: float, start_s: float) -> None:
         import ray.exceptions
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -67,22 +56,21 @@ class Actors:
                 "ray: no cluster; start one (ray start, or launch under the Ray template) and connect with ray.init "
                 "first"
             )
-        bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
-        self.target, self.group = target, placement_group([bundle] * count, strategy=strategy)
+        bundle = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
+        self.target, self.group = target, placement_group([bundle] * count, strategy="SPREAD")
         if not self.group.wait(start_s):
             self.close()
             raise DeadlineError(
-                f"ray: no room for {count} x {bundle} ({strategy}) within {start_s:.0f} s; the cluster has "
-                f"{ray.cluster_resources()}"
+                f"ray: no room for {count} x {bundle} within {start_s:.0f} s; the cluster has {ray.cluster_resources()}"
             )
         remote = ray.remote(Host)
         self.actors = [
             remote.options(
-                num_cpus=cpus,
+                num_cpus=1.0,
                 num_gpus=gpus,
                 max_concurrency=1,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=i),
-            ).remote(target, options)
+            ).remote(target)
             for i in range(count)
         ]
         try:

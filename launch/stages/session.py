@@ -116,9 +116,7 @@ class Session:
         answer of free text, its length and repetition are watched too. Returns what to record."""
         if limit is not None:
             answers = [
-                tuple(i for i, r in zip(s.ids, s.roles, strict=True) if r == Role.ACTION)
-                for t in trajectories
-                for s in t.sequences
+                tuple(i for i, r in zip(s.ids, s.roles, strict=True) if r == Role.ACTION) for _, s in rows(trajectories)
             ]
             parts = self.job.mesh.gather((sample_values(answers, limit), len(answers)))
             total = max(sum(n for _, n in parts), 1)

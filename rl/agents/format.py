@@ -42,7 +42,6 @@ class Parsed:
     ok: bool
     actions: tuple[str, ...]
     response: str  # canonical when an answer was found, else the raw text
-    think: str = ""
     observation: str | None = None
     prediction: str | None = None
 
@@ -135,9 +134,8 @@ def parse(text: str, fmt: Format, max_actions: int) -> Parsed:
         middle = _clean(raw_think[observation[1] : raw_think.index("<prediction>", observation[1])])
         seen, expected = _clean(observation[0]), _clean(prediction[0])
         think = f"<observation>\n{seen}\n</observation> {middle} <prediction>\n{expected}\n</prediction>"
-        return Parsed(ok, words, f"<think> {think} </think> {canonical}", middle, seen, expected)
-    think = _clean(raw_think)
-    return Parsed(ok, words, f"<think> {think} </think> {canonical}" if fmt != "answer" else canonical, think)
+        return Parsed(ok, words, f"<think> {think} </think> {canonical}", seen, expected)
+    return Parsed(ok, words, canonical if fmt == "answer" else f"<think> {_clean(raw_think)} </think> {canonical}")
 
 
 def understood(world: World, words: tuple[str, ...], format_penalty: float) -> tuple[list[tuple[str, Action]], float]:

@@ -13,7 +13,7 @@ from ...data.trajectory import Invalid, Role, Trajectory
 from ..environment import Split
 from ..evaluation import Evaluation, Results
 from ..language_tasks import Made
-from ..multiturn import Imagination
+from ..multiturn import Imagination, Limits
 from ..rollout.sampler import Sampler, SamplingParams
 from ..tasks import Gather, Lesson, Scorer, Tasks
 from ..worlds.tasks import Task, named_tasks, rotation
@@ -65,7 +65,7 @@ class WorldTasks(Tasks):
             "train": Instances(worlds, rotation(train), settings.first_seed, settings.imagined_by is not None),
             "test": Instances(worlds, rotation(test), settings.test_seed),
         }
-        self._player = Player(tokenizer, settings)
+        self._player = Player(tokenizer, settings, Limits(max_turns=settings.max_turns))
 
     def of(self, split: Split) -> Sequence[Instance]:
         return self._instances[split]

@@ -43,8 +43,9 @@ class Policy:
         for name in ("clip_low", "clip_high", "kl_coef", "entropy_coef"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)} must not be negative")
-        if self.tis_cap is not None and self.tis_cap <= 0:
-            raise ValueError(f"tis_cap: {self.tis_cap} must be above 0")
+        for name, least in (("dual_clip", 1), ("kl_clamp", 0), ("tis_cap", 0)):
+            if getattr(self, name) is not None and getattr(self, name) <= least:
+                raise ValueError(f"{name}: {getattr(self, name)} must be above {least}")
         if self.tis_beyond == "mask" and self.tis_cap is not None and self.tis_cap <= 1:
             raise ValueError(f"tis_cap: {self.tis_cap} must be above 1 where ratios beyond it are masked")
 
@@ -155,6 +156,9 @@ class PPO(Policy):
             raise ValueError(f"value_clip: {self.value_clip} must be above 0")
         if self.bi_level and not self.turn_rewards:
             raise ValueError("bi_level: needs turn_rewards, or there is only one turn end to see")
+        # the upper level sees the turns' rewards alone; a KL penalty between turn ends belongs to the lower one
+        if self.bi_level and self.kl_coef and self.kl_in == "reward":
+            raise ValueError("bi_level: cannot be combined with kl_in: reward; put the KL term into the loss")
 
 
 @dataclass(frozen=True)

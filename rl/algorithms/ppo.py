@@ -44,8 +44,8 @@ def token_rewards(
             given = trajectory.turn_rewards[first : first + len(at)]
             if len(given) != len(at):
                 raise ConfigError(
-                    f"turn_rewards: prompt {trajectory.prompt_id} has {len(trajectory.turn_rewards)} turn rewards for "
-                    "more sampled turns"
+                    f"turn_rewards: the episode of prompt {trajectory.prompt_id} gave {len(trajectory.turn_rewards)} "
+                    "rewards for more turns than that; the environment must give one a turn, or set turn_rewards: false"
                 )
             value[at] += given
             turn_of[index] = first + len(at)
@@ -73,9 +73,6 @@ def advantages(
     rewards_N, mask_N = common.join_rows(rewards, scores.device), common.join_rows(masks, scores.device)
     values_N = common.join_rows(scores.values, scores.device) * mask_N
     if config.bi_level:
-        # the upper level sees the turns' rewards alone; a KL penalty between turn ends belongs to the lower one
-        if any((reward[~end] != 0).any() for reward, end in zip(rewards, ends, strict=True)):
-            raise ConfigError("bi_level: cannot be combined with kl_in = reward; put the KL term into the loss")
         ends_N = common.join_rows(ends, scores.device)
         options = {"gamma": config.gamma, "lam": config.lam, "high_level_gamma": config.turn_gamma}
         estimated = bilevel_gae(rewards_N, values_N, mask_N, ends_N, lengths=lengths, **options)

@@ -6,6 +6,7 @@ weights may change while others wait for their answers.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from ...core.errors import DeadlineError, WorkerError
 from ...data.trajectory import Invalid
 from .sampler import Sample, Sampler, SampleRequest
 
+CLOSE_S = 60.0
 Note = Callable[[list[tuple[SampleRequest, Sample]]], None]
 
 
@@ -36,8 +38,8 @@ class Stream:
     all that wait at the end of each call.
     """
 
-    def __init__(self, sampler: Sampler, close_s: float = 60.0) -> None:
-        self.sampler, self.close_s = sampler, close_s
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
         self._changed = threading.Condition()
         self._waiting: list[Ticket] = []
         self._open: set[Ticket] = set()
@@ -90,9 +92,9 @@ class Stream:
         """Stop sampling; those who still wait get an error."""
         self.fail(WorkerError("the sampler was closed"))
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(self.close_s)
-            if self._thread.is_alive():
-                raise DeadlineError(f"the sampler did not stop within {self.close_s:.0f} s")
+            self._thread.join(CLOSE_S)
+            if self._thread.is_alive() and sys.exception() is None:  # an error on its way is told instead
+                raise DeadlineError(f"the sampler did not stop within {CLOSE_S:.0f} s")
 
     # For the sampler.
 

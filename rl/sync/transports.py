@@ -150,7 +150,6 @@ class BroadcastTransport:
         workers = {t.name: len(t.call("terrella_state", timeout_s=timeout_s)) for t in targets}
         world = 1 + sum(workers.values())
         self.store = open_store(self.host, self.port, True, timedelta(seconds=timeout_s), wait=False)
-        self.store.set("world", str(world))
         first = 1
         errors: dict[str, list[dict[str, Any]]] = {}
         threads = []

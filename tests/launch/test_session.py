@@ -9,7 +9,7 @@ from terrella.core.errors import ConfigError
 from terrella.core.mesh import Mesh
 from terrella.core.schema import build, differences, parse_yaml
 from terrella.data.tokenizers import ByteTokenizer
-from terrella.data.trajectory import Invalid, Trajectory
+from terrella.data.trajectory import Invalid, Role, TokenSequence, Trajectory
 from terrella.launch import recipe
 from terrella.launch.commands.check_recipe import alone
 from terrella.launch.doubts import doubts
@@ -19,6 +19,7 @@ from terrella.launch.stages.session import Session
 from terrella.rl.agents.config import WorldsEnvironment
 from terrella.rl.agents.tasks import WorldTasks
 from terrella.rl.algorithms.config import MODULES
+from terrella.rl.health import Health
 from terrella.rl.journal import Journal
 from terrella.rl.rollout.config import Rollouts
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
@@ -84,11 +85,35 @@ def test_a_deadline_of_rollouts_acts_or_is_doubted() -> None:
     assert differences({"deadline_s": 3600.0, "ahead": 1}, Rollouts(ahead=1, deadline_s=60)) != []
 
 
+def test_seeds_that_are_trained_on_and_held_out_are_doubted() -> None:
+    """The evaluation has 384 rooms from 123 on. Rooms of other tags are others."""
+
+    def told(env: str) -> list[tuple[str, str]]:
+        return [*doubts(recipe.load("spa-sokoban-tiny", [f"stages.vanilla.env={env}"]))]
+
+    ((where, text),) = told("{first_seed: 506}")
+    assert where == "stages.vanilla.env.first_seed"
+    assert "plays the seeds 506 to 506, which are held out in stage 'evaluate'" in text
+    assert told("{first_seed: 507}") == told("{first_seed: 0, tags: [FrozenLake]}") == []
+    ((where, text),) = told("{first_seed: 0, tags: [FrozenLake, OpenSokoban]}")
+    assert "plays the seeds 123 to 506" in text
+
+
 def test_a_picture_tells_faults_from_rewards() -> None:
     trajectories = [Trajectory(7, 0, [], Invalid("broken")), Trajectory(7, 1, [], 0.5)]
     shown = picture(3, ["a", "b"], trajectories, lambda episode: [{"prompt": episode}])
     assert [(row["sample"], row["reward"], row["invalid"]) for row in shown] == [(0, None, "broken"), (1, 0.5, None)]
     assert shown[1]["turns"] == [{"prompt": "b"}] and {row["step"] for row in shown} == {3}
+
+
+def test_what_alarms_watch_of_answers_leaves_faults_out(tmp_path: Path) -> None:
+    """An episode that broke half-way says as little of the length of answers as of their reward."""
+    session = object.__new__(Session)
+    session.job, session.health, session.journal = SimpleNamespace(mesh=Mesh()), Health(), Journal(tmp_path)
+    said = {n: TokenSequence(tuple(range(n + 1)), (Role.PROMPT,) + (Role.ACTION,) * n) for n in (2, 8)}
+    steps = [Trajectory(0, 0, [said[2]], 1.0), Trajectory(0, 1, [said[8]], Invalid("world step: broken"))]
+    values = session.observe(0, {}, steps, limit=8)
+    assert (values["length/mean"], values["truncated"]) == (2.0, 0.0)
 
 
 def test_refills_count_in_what_an_arm_cost() -> None:

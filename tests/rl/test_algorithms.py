@@ -80,6 +80,13 @@ def test_a_mini_batch_without_a_valid_sample_measures_what_the_others_do(algorit
     assert used[0] == used[1]
 
 
+def test_a_group_without_a_valid_sample_takes_no_update() -> None:
+    group = [trajectory(p, i, Invalid("lost") if p < 2 else float(i)) for p in range(4) for i in range(2)]
+    rows = algorithms.prepare(GRPO(), group, Scores(), alone)
+    parts = minibatches(GRPO(), rows, group, 2, alone)
+    assert [{group[row.source].prompt_id for row in part} for part in parts] == [{2}, {3}]
+
+
 def test_dr_grpo_weighs_every_token_by_one_constant() -> None:
     pg, advantage = weights(DrGRPO(length=10), two_groups())
     assert advantage == pytest.approx([0.5, -0.5, -0.5, 0.5])
@@ -198,6 +205,9 @@ def test_ppo_bi_level_gae_by_hand() -> None:
     assert advantage[0].tolist() == pytest.approx([0, a1, a2, 0, r4 - 0.4])
     with pytest.raises(ValueError, match="bi_level"):
         PPO(bi_level=True)
+    with pytest.raises(ValueError, match="bi_level: cannot be combined with kl_in: reward"):
+        PPO(bi_level=True, turn_rewards=True, kl_coef=0.1)
+    assert PPO(bi_level=True, turn_rewards=True, kl_coef=0.1, kl_in="loss").bi_level
 
 
 def test_ppo_reward_placement_windowed_turns_and_kl() -> None:
@@ -315,6 +325,14 @@ def test_weights_do_not_depend_on_how_groups_lie_on_ranks(config) -> None:
     with ThreadPoolExecutor(2) as pool:
         both = sum(pool.map(lambda r: run(parts[r], gather_of(r)), range(2)))
     assert both == pytest.approx(run(whole, alone), rel=1e-5)
+
+
+@pytest.mark.parametrize(("bound", "least"), [("dual_clip", 1.0), ("kl_clamp", 0.0), ("tis_cap", 0.0)])
+def test_a_bound_that_would_leave_nothing_is_refused(bound: str, least: float) -> None:
+    for algorithm in (GRPO, RLOO, PPO, StarPOS):
+        with pytest.raises(ValueError, match=f"{bound}: {least} must be above {least:g}"):
+            algorithm(**{bound: least})
+        assert getattr(algorithm(**{bound: least + 1}), bound) == least + 1
 
 
 def test_refills_are_not_sampled_ahead() -> None:

@@ -14,7 +14,7 @@ from terrella.data.trajectory import Invalid, Role
 from terrella.rl.conversation import Scripted
 from terrella.rl.evaluation import Evaluation
 from terrella.rl.language import prompt_ids
-from terrella.rl.language_tasks import Made
+from terrella.rl.language_tasks import Made, Pairs
 from terrella.rl.text_games.config import TextGameEnvironment
 from terrella.rl.text_games.crawl import GAMES, bare_prompt, crawl
 from terrella.rl.text_games.tasks import TextGameTasks
@@ -48,6 +48,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for step in steps:
                 writer.write(page_pair(step, bare_page_prompt, part))
     return folder
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        ("extra.json", {"state": "{no json"}),
+        ("extra.json", {"state": {"game_state": []}}),
+        ("target.json", {"game_state": []}),
+        ("target.json", {}),
+    ],
+)
+def test_a_row_that_is_no_pair_is_named_with_its_folder(tmp_path: Path, field: str, changed: dict) -> None:
+    sample = pair_of(next(crawl(GAMES["weigh-stones"], range(1))), bare_prompt, "train")
+    sample[field] = {**sample[field], **changed} if changed else changed
+    with ShardWriter(tmp_path / "rows", kind=PAIR) as writer:
+        writer.write(sample)
+    with pytest.raises(ConfigError, match=f"env: sample 0 of {tmp_path / 'rows'} is no pair of question and answer"):
+        Pairs(tmp_path / "rows", "text-game")[0]
 
 
 def games(folder: Path, max_length: int | None = None, **settings) -> TextGameTasks:

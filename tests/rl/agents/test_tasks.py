@@ -6,10 +6,11 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.data.tokenizers import ByteTokenizer
-from terrella.data.trajectory import Role
+from terrella.data.trajectory import Invalid, Role
 from terrella.rl.agents.config import WorldsEnvironment
 from terrella.rl.agents.tasks import WorldTasks
 from terrella.rl.own.tasks import fresh_tokenizer, open_tasks
+from terrella.rl.rollout.sampler import Sample
 
 
 def opened(**settings) -> WorldTasks:
@@ -26,6 +27,21 @@ def test_seeds_never_end_and_tags_take_turns() -> None:
     assert str(train[3]) == "SimpleSokoban, seed 1003" or str(train[3]) == "FrozenLake, seed 1003"
     cut = tasks.numbers(0)[-4:]  # what a stage validates on is never reached
     assert len(cut) == 4 and min(cut) > 10**8
+
+
+def test_an_episode_has_all_the_turns_that_the_settings_give_it() -> None:
+    """As many as its rollout allows by default, and more."""
+    for turns in (100, 120):
+        tasks = opened(tags=["OpenSokoban"], prompt="bare", window=1, max_turns=turns)
+        (played,) = tasks.play(Silent(), [tasks.episode(tasks.of("train")[0], 0, 0)], tasks.params(1, 1.0), 0)
+        assert len(played.turn_rewards) == turns and not isinstance(played.reward, Invalid)
+
+
+class Silent:
+    """A sampler that never names an action."""
+
+    def generate(self, requests):
+        return [Sample((120,), (-1.0,), "length", 0) for _ in requests]
 
 
 def test_the_random_policy_plays_and_its_turns_are_lessons() -> None:

@@ -139,6 +139,8 @@ def test_a_reward_that_raises_or_an_endless_episode_is_invalid_and_a_bad_answer_
         Echo(), [lambda: Talk(0, [1] * 9)], SamplingParams(4), 0, Limits(max_turns=3, restarts=0)
     )
     assert "max_turns = 3" in endless.reward.reason
+    (last,) = rollout_worlds(Echo(), [lambda: Talk(0, [1] * 3)], SamplingParams(4), 0, Limits(max_turns=3, restarts=0))
+    assert last.reward == 1.0  # over with the last turn that it may have
 
 
 def test_run_all_keeps_order_and_is_concurrent() -> None:

@@ -12,6 +12,7 @@ from terrella.core.errors import ConfigError, DeadlineError, WorkerError
 from terrella.data.trajectory import Invalid, Role
 from terrella.rl.multiturn import Limits, joined, rollout_worlds
 from terrella.rl.rollout import embedded
+from terrella.rl.rollout import stream as stream_file
 from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams, interleave
@@ -195,3 +196,27 @@ def test_faults_and_the_end_reach_everybody_who_waits(streams) -> None:
     other.close()
     with pytest.raises(WorkerError, match="closed"):
         lost.result(WAIT_S)
+
+
+def test_a_sampler_that_does_not_stop_hides_no_error(monkeypatch) -> None:
+    monkeypatch.setattr(stream_file, "CLOSE_S", 0.2)
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def generate(self, requests):
+            begun.set()
+            go_on.wait(WAIT_S)
+            return [Invalid("late")] * len(requests)
+
+    stream = Stream(Slow())
+    stream.submit(SampleRequest((1,), (0,), SamplingParams(1)))
+    assert begun.wait(WAIT_S)
+    with pytest.raises(ConfigError, match="what ended the stage"):
+        try:
+            raise ConfigError("what ended the stage")
+        finally:
+            stream.close()
+    with pytest.raises(DeadlineError, match="did not stop within 0 s"):
+        stream.close()
+    go_on.set()
+    stream.close()
