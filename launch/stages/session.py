@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,11 @@ class Session:
         """Note the step's prompts as trained and sound the alarms, on every rank. With `limit`, the most tokens of an
         answer of free text, its length and repetition are watched too. Returns what to record."""
         if limit is not None:
-            answers = [
-                tuple(i for i, r in zip(s.ids, s.roles, strict=True) if r == Role.ACTION) for _, s in rows(trajectories)
+            answers = [  # of one turn each: a sequence may hold several
+                tuple(token for token, _ in span)
+                for _, s in rows(trajectories)
+                for role, span in groupby(zip(s.ids, s.roles, strict=True), itemgetter(1))
+                if role == Role.ACTION
             ]
             parts = self.job.mesh.gather((sample_values(answers, limit), len(answers)))
             total = max(sum(n for _, n in parts), 1)

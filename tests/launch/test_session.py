@@ -153,3 +153,15 @@ def test_a_session_on_fewer_ranks_forgets_what_the_others_sampled_beyond_the_che
     kept = {(key[1], sample.weight_version) for (key, _), sample in Journal(folder).samples().items()}
     assert kept == ({(0, 2), (1, 2)} if streamed else {(0, 2), (1, 2), (0, 3), (1, 3)})
     assert {(event["step"], *event["prompts"]) for event in Journal(folder).events()} == {(2, 0), (2, 1)}
+
+
+def test_the_answers_of_several_turns_are_watched_one_by_one(tmp_path: Path) -> None:
+    """A context that goes on makes one sequence of them; none of these was cut off at four tokens."""
+    config = recipe.load("sokoban-tiny")
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    session = Session(alone(config, tmp_path), "rlvr", SimpleNamespace(steps=0), Rollouts(replay=str(folder)), 0, {})  # type: ignore[arg-type]
+    turn = [Role.OBSERVATION] * 2 + [Role.ACTION] * 3
+    talk = TokenSequence(tuple(range(17)), (Role.PROMPT, Role.PROMPT, *turn * 3))
+    values = session.observe(0, {}, [Trajectory(0, 0, [talk], 1.0)], limit=4)
+    assert (values["length/mean"], values["truncated"]) == (3.0, 0.0)
