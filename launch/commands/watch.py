@@ -146,7 +146,8 @@ def look(folder: Path, now: float | None = None) -> View:
                 StageView(name, "running" if records else "waiting", step, total, seconds_left(records, step, total))
             )
     lease = read_json(folder / "lease.json") or {}
-    view = View(run.name, stages, findings=check_metrics(run.metrics), released=bool(lease.get("released")))
+    findings = check_metrics(run.metrics, run.samples)
+    view = View(run.name, stages, findings=findings, released=bool(lease.get("released")))
     # The record is in the recipe's order, so its last stage is the one at work.
     current = next(
         (name for name in reversed([s.name for s in stages]) if any(r["stage"] == name for r in run.metrics)), None

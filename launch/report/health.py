@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,30 +99,22 @@ def recorded_faults(metrics: list[dict[str, Any]]) -> list[Finding]:
     return found
 
 
-def invalid_rollouts(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
-    """Counts under `invalid...` metrics: such rollouts were left out of the statistics, which a reader must know."""
-    totals: dict[str, float] = defaultdict(float)
-    shares: dict[str, list[float]] = defaultdict(list)
+def invalid_rollouts(metrics: list[dict[str, Any]], stage: str, samples: int | None) -> list[Finding]:
+    """Counts under `invalid...` metrics: such rollouts were left out of the statistics, which a reader must know; of
+    a step of so many samples more than a few are a warning.
+    """
+    counts: dict[str, list[float]] = defaultdict(list)
     for record in metrics:
         for name, raw in record.items():
             value = number(raw)
             if record["stage"] == stage and name.startswith("invalid") and value and math.isfinite(value):
-                if "fraction" in name or "share" in name:
-                    shares[name].append(value)
-                else:
-                    totals[name] += value
-    found = [
-        Finding("note", f"{stage}: {name}: {total:g} rollouts in all, left out of the statistics")
-        for name, total in totals.items()
-    ]
-    for name, values in shares.items():
-        level = "warning" if max(values) > INVALID_SHARE else "note"
-        found.append(
-            Finding(
-                level,
-                f"{stage}: {name}: up to {100 * max(values):.1f} % of a step’s rollouts, left out of the statistics",
-            )
-        )
+                counts[name].append(value)
+    found = []
+    for name, values in counts.items():
+        share = max(values) / samples if samples else 0.0
+        most = f", up to {100 * share:.1f} % of a step’s," if samples else " in all,"
+        text = f"{stage}: {name}: {sum(values):g} rollouts{most} left out of the statistics"
+        found.append(Finding("warning" if share > INVALID_SHARE else "note", text))
     return found
 
 
@@ -240,12 +232,12 @@ def learning_signs(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
     return findings
 
 
-def check_metrics(metrics: list[dict[str, Any]]) -> list[Finding]:
-    """Everything the records alone can tell, worst first."""
+def check_metrics(metrics: list[dict[str, Any]], samples: Mapping[str, int] | None = None) -> list[Finding]:
+    """Everything the records alone can tell, worst first. `samples` are those of a step, by stage."""
     stages = list(dict.fromkeys(record["stage"] for record in metrics))
     findings = recorded_faults(metrics)
     for stage in stages:
-        findings += invalid_rollouts(metrics, stage) + learning_signs(metrics, stage)
+        findings += invalid_rollouts(metrics, stage, (samples or {}).get(stage)) + learning_signs(metrics, stage)
     return worst_first(findings)
 
 

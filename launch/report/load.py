@@ -55,6 +55,16 @@ class RunData:
         names = [s.get("name") for s in stages if isinstance(s, dict)] if isinstance(stages, list) else []
         return bool(names) and all((self.path / "stages" / f"{name}.json").is_file() for name in names)
 
+    @property
+    def samples(self) -> dict[str, int]:
+        """The samples of one step, by RL stage."""
+        stages, found = self.config.get("stages"), {}
+        for stage in [s for s in stages if isinstance(s, dict)] if isinstance(stages, list) else []:
+            prompts, each = stage.get("prompts_per_step"), stage.get("samples_per_prompt")
+            if isinstance(prompts, int) and isinstance(each, int) and prompts * each > 0:
+                found[str(stage.get("name"))] = prompts * each
+        return found
+
 
 def number(value: Any) -> float | None:
     """A metric's value as a float, or None when it is not a number (booleans are not metrics, "nan" and "inf" are)."""

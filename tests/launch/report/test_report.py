@@ -242,13 +242,23 @@ def test_learning_signs_are_noticed():
             "clip_fraction": 0.9,
             "logprob_drift/mean": 0.2,
             "alarm/stall": int(step == 3),
-            "invalid/fraction": 0.1,
+            "invalid": 2 * step,
         }
         for step in range(6)
     ]
-    text = " ".join(finding.text for finding in check_metrics(metrics))
-    for sign in ("no spread", "clipped", "disagree", "alarm “stall” at step 3", "10.0 %"):
+    found = check_metrics(metrics, {"grpo": 100})
+    text = " ".join(finding.text for finding in found)
+    for sign in (
+        "no spread",
+        "clipped",
+        "disagree",
+        "alarm “stall” at step 3",
+        "30 rollouts, up to 10.0 % of a step’s",
+    ):
         assert sign in text
+    (many,) = (finding for finding in found if "rollouts" in finding.text)
+    (few,) = (finding for finding in check_metrics(metrics, {"grpo": 1000}) if "rollouts" in finding.text)
+    assert (many.level, few.level) == ("warning", "note")
     idle = [
         {"stage": "grpo", "step": step, "reward/std": 0.3, "entropy": float(step < 2), "trained_share": float(step < 2)}
         for step in range(8)
