@@ -8,8 +8,9 @@ import random
 import numpy as np
 import pytest
 
+from terrella.core.errors import ConfigError
 from terrella.data.trajectory import Invalid
-from terrella.rl.worlds.base import StepResult, World, WorldFault, attempt, next_seed
+from terrella.rl.worlds.base import StepResult, World, attempt, next_seed
 from terrella.rl.worlds.tasks import WORLDS, load_tasks
 from terrella.rl.worlds.web.world import WebWorld
 from terrella.rl.worlds.webshop import WebShop
@@ -121,10 +122,10 @@ def test_a_fault_is_invalid_and_not_a_reward(tag: str) -> None:
     assert attempt(world.render) == world.render()
 
 
-def test_files_that_are_missing_or_broken_are_faults_with_a_place(tmp_path) -> None:
+def test_files_that_are_missing_or_broken_are_named(tmp_path) -> None:
     broken = tmp_path / "qa.jsonl"
     broken.write_text('{"query": "1+1?", "response": "The answer is: 2"}\n{"query": "x"}\n')
-    with pytest.raises(WorldFault, match=r"qa\.jsonl:2"):
+    with pytest.raises(ConfigError, match=r"qa\.jsonl:2"):
         WORLDS["qa"](file=str(broken))
     with pytest.raises(ValueError, match=r"folder: .* has no items_shuffle_1000\.json"):
         WebShop(folder=str(tmp_path / "none"))
