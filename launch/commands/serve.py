@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...core.errors import ConfigError, TerrellaError
+from ...core.errors import ConfigError, TerrellaError, describe_error
 from ...core.ports import listening_at
 
 if TYPE_CHECKING:
@@ -122,8 +122,12 @@ def open_service(model: TextModel, host: str, port: int, name: str) -> Threading
                 if not isinstance(body, dict):
                     raise ConfigError("the request must be a JSON object")
                 self._say(200, answer(self.path, body))
-            except (TerrellaError, ValueError) as error:
+            except (TerrellaError, ValueError, RecursionError) as error:
                 self._say(400, _error(str(error)))
+            except OSError:  # the client went away
+                raise
+            except Exception as error:
+                self._say(500, _error(describe_error(error), "server_error"))
 
         def _say(self, code: int, value: dict[str, Any]) -> None:
             text = json.dumps(value).encode()
@@ -160,5 +164,5 @@ def _number(body: dict[str, Any], key: str, default: float, low: float, high: fl
     return value
 
 
-def _error(message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "invalid_request_error"}}
+def _error(message: str, kind: str = "invalid_request_error") -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind}}

@@ -154,6 +154,19 @@ def test_the_service_speaks_as_openai_does(model: TextModel) -> None:
         service.server_close()
 
 
+def test_a_client_is_told_of_an_error_of_the_service(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_requests: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(model.sampler, "generate", fail)
+    with open_service(model, "127.0.0.1", 0, "small") as service:
+        threading.Thread(target=service.serve_forever, daemon=True).start()
+        code, told = ask(f"http://127.0.0.1:{service.server_address[1]}/v1/completions", {"prompt": "x"})
+        service.shutdown()
+    assert code == 500 and "RuntimeError: out of memory" in told["error"]["message"]
+    assert told["error"]["type"] == "server_error"
+
+
 def test_an_address_that_is_taken_is_named_by_its_options(model: TextModel) -> None:
     with open_service(model, "127.0.0.1", 0, "small") as service:
         port = service.server_address[1]
