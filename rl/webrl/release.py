@@ -108,14 +108,6 @@ def read_rollouts(folder: Path) -> Found:
     return found
 
 
-def _score(actions_file: Path) -> float:
-    """The score in a file of a result folder's actions/."""
-    held = read_lines(actions_file)
-    if not held or not isinstance(held[0], dict) or not isinstance(held[0].get("score"), int | float):
-        raise ConfigError(f"{actions_file}: no score")
-    return float(held[0]["score"])
-
-
 def write_fixed(folder: Path, rollouts: Sequence[Rollout]) -> None:
     """fixed_traces/, as the release leaves it beside traces/: every step with its response and the score that
     counts.

@@ -353,14 +353,13 @@ class WebWorld(World):
         return not self.error
 
     def _early_stop(self) -> str:
-        """Why the episode ends here. It is judged as an answer, so it holds no number, which might be the right one."""
         config = self.config
         if len(self.actions) >= config.max_steps:
-            return "too many steps"
+            return f"{config.max_steps} steps"
         if self.failures >= config.max_parse_failures:
-            return "too many responses without an action"
+            return f"{config.max_parse_failures} responses without an action"
         if self.repeats >= config.max_repeats:
-            return "the same action again and again"
+            return f"the same action {config.max_repeats} times"
         return ""
 
     def _judge(self, answer: str) -> float:
