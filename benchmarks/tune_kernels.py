@@ -55,7 +55,7 @@ def stats(timer: Timer, compile_only: bool) -> None:
         out = torch.empty(len(x), 4, device="cuda")
         for entropy in (False, True):
             calls = {
-                str(c): partial(launch_stats, x, y, Shard(0, vocab, vocab), 1.0, None, None, entropy, out, c)
+                str(c): partial(launch_stats, x, y, Shard(0, vocab, vocab), 1.0, None, entropy, out, c)
                 for c in STATS
                 if vocab < VOCAB or c[1] * c[0] >= 1024
             }
