@@ -176,7 +176,7 @@ def test_grpo_from_the_command_line(place: Path) -> None:
     for piece in (
         "| most common answer | baseline |",
         "| rl | model |",
-        "0.0 % (n = 1)",
+        "0 (n = 1)",
         "| demonstrations | ceiling |",
         "exactly as the model read it",
         "\n    5+5=\n",

@@ -99,7 +99,7 @@ def fresh_copies() -> dict[str, bool]:
     def current() -> bool:
         engine.score(items, jobs.score)
         chunk: Any = engine.chunks[0]
-        weights = [w for layer in chunk.decoder.layers for w in layer._weights()] + [chunk.output_layer.weight]
+        weights = [w for layer in chunk.decoder.layers for w in layer._linears()] + [chunk.output_layer.weight]
         fresh: Any = [fp8.cast_rows(w) for w in weights]
         kept: Any = [
             w.rows
