@@ -282,11 +282,11 @@ def test_refused_before_submission(slurm: Cluster, tmp_path: Path, options: list
 
 
 def test_a_folder_that_is_not_there_is_missed_before_the_queue(slurm: Cluster, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "terrella", "launch", "grpo", "--gpus", "0", "--time", "30"]
+    command = [sys.executable, "-m", "terrella", "launch", "text-game-1gpu", "--gpus", "0", "--time", "30"]
     command += ["--run", str(tmp_path / "run"), "--set", f"stages.start.folder={tmp_path / 'model'}"]
     done = subprocess.run(command, env=slurm.environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2 and f"{tmp_path / 'model'}" in done.stderr, done.stderr
-    assert not slurm.ask("squeue", "--noheader", "--states=PENDING,RUNNING", "--name=grpo").strip()
+    assert not slurm.ask("squeue", "--noheader", "--states=PENDING,RUNNING", "--name=text-game-1gpu").strip()
 
 
 def test_an_account_is_submitted_unchecked_where_the_cluster_keeps_none(slurm: Cluster, tmp_path: Path) -> None:
