@@ -99,7 +99,8 @@ def fresh_copies() -> dict[str, bool]:
     def current() -> bool:
         engine.score(items, jobs.score)
         chunk: Any = engine.chunks[0]
-        weights = [w for layer in chunk.decoder.layers for w in layer._linears()] + [chunk.output_layer.weight]
+        linears = [linear for layer in chunk.decoder.layers for linear in layer._linears()]
+        weights = [linear.weight for linear in (*linears, chunk.output_layer)]
         fresh: Any = [fp8.cast_rows(w) for w in weights]
         kept: Any = [
             w.rows
