@@ -164,6 +164,8 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
     _lower(plain["env"] or {}, copies)
     for stage in stages:
         _lower(stage, copies)
+        if "clips_per_step" in stage:  # every rank trains a tokenizer on clips of its own
+            stage["clips_per_step"] = max(stage["clips_per_step"], ranks)
         notes += [f"stages.{stage['name']}: {note}" for note in _stand_ins(stage)]
         env = stage.get("env") or plain["env"]
         if stage["kind"] == "collect" and env and env.get("teaches") == "transitions":
