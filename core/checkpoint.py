@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from .background import Background
+from .background import Background, wait_for_all
 from .config import LAYOUT, ParallelConfig, PrecisionConfig
 from .errors import ConfigError, StorageError, TerrellaError
 from .files import (
@@ -262,7 +262,7 @@ def finish(engine: Checkpointed) -> None:
     writer = engine.writer
     if writer is None:
         return
-    problem = writer.wait(WAIT_SECONDS)
+    problem = wait_for_all(writer, lambda writes: any(_agree(None, writes)), WAIT_SECONDS)
     engine.writer = None
     try:
         shards = _agree(problem, writer.value)

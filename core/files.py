@@ -164,6 +164,14 @@ def read_json(path: Path, default: Any = None) -> Any:
         raise StorageError(f"{path}: not a JSON file ({error}); move it away and run the same command again") from error
 
 
+def parse_json(text: str, **options: Any) -> Any:
+    """The value of JSON text; half of a surrogate pair, which can be escaped and is no text, is a ValueError."""
+    value = json.loads(text, **options)
+    if "\\u" in text:
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
 def json_lines(text: str) -> Iterator[tuple[int, str]]:
     """(number from 1, line) of JSON lines, empty ones left out. A line feed alone ends a line: strings may hold
     U+2028 and its like.

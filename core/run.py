@@ -27,6 +27,7 @@ FOLDERS = ("checkpoints", "rollouts", "logs", "results", "stages")
 BEFORE_CONFIG = {*FOLDERS, "samplers", "profile"}
 DIGEST_LINE = "# digest: "
 ASIDE = "set-aside"
+ROWS = "rows.json"  # digests of the files of rows, and of modules beside the user's code
 LEASE_VARIABLE = "TERRELLA_LEASE"
 SHOWN = 5  # differing settings that a refusal names
 
@@ -146,8 +147,8 @@ def changed_rows(path: Path, stage: str, found: int, written: int) -> str:
 
 
 def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Lease]:
-    """Open a run directory for writing: a new one is laid out, an old one must hold the same settings (see
-    schema.differences).
+    """Open a run directory for writing: a new one is laid out, one in which a stage has begun must hold the same
+    settings (see schema.differences).
     """
     require_ours(path)
     make_folder(path)
@@ -161,7 +162,10 @@ def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Le
             make_folder(path / name)
         text = f"{DIGEST_LINE}{schema.digest(config)}\n{schema.dump(config)}"
         stored = path / "config.yaml"
-        if not stored.exists():
+        if not has_begun(path):  # nothing rests on what an earlier start brought, and that may have been its fault
+            (path / ROWS).unlink(missing_ok=True)
+            write_atomic(stored, text)
+        elif not stored.exists():
             write_atomic(stored, text)
         elif stored.read_bytes() != text.encode():
             _require_equal(stored, config)
@@ -170,6 +174,12 @@ def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Le
         lease.release()
         raise
     return Run(path, lease.token), lease
+
+
+def has_begun(path: Path) -> bool:
+    """Whether a stage has left anything, so that its settings and files must stay what they were."""
+    left = [*(path / name for name in ("metrics.jsonl", ASIDE)), *(path / name for name in FOLDERS if name != "logs")]
+    return any(any(place.iterdir()) if place.is_dir() else place.exists() for place in left)
 
 
 def require_ours(path: Path) -> None:

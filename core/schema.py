@@ -261,6 +261,10 @@ def _build(kind: Any, item: Located, key: str) -> Any:
         own = [option for option in choices if _is_own(option)]
         # with a colon it is the user's, without one it is a name of ours
         if own and len(choices) > 1 and isinstance(item.value, str):
+            if item.value.endswith(".py"):
+                raise ConfigError(
+                    f"{item.where}: {key} = {item.value!r} names no function; write it as {item.value}:NAME"
+                )
             choices = own if ":" in item.value else [option for option in choices if option not in own]
         if len(choices) == 1:
             return _build(choices[0], item, key)
@@ -298,7 +302,7 @@ def _build(kind: Any, item: Located, key: str) -> Any:
         return _writable(item, key)
     value = item.value
     if kind in (by_path.OwnFile, by_path.OwnText) and isinstance(value, str):
-        return _own_file(kind, value, item)
+        return _own_file(kind, value, item, key)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is float and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
@@ -333,11 +337,16 @@ def _is_own(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, by_path.ByPath)
 
 
-def _own_file(kind: Any, value: str, item: Located) -> str:
+_TEXT_FILE = re.compile(r"[^\s{}]+\.(jinja|jinja2|j2|txt|md)")  # a path, and no text that a model is told
+
+
+def _own_file(kind: Any, value: str, item: Located, key: str) -> str:
     """A file by its whole path, or its text. One that is not beside the recipe is looked for from the current
     folder.
     """
     path = by_path.existing(value, item.folder)
+    if path is None and kind is by_path.OwnText and _TEXT_FILE.fullmatch(value):
+        raise ConfigError(f"{item.where}: {key} = {value}: no such file")
     if path is None or (kind is by_path.OwnText and not path.is_file()):
         return value
     try:

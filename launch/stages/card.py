@@ -10,13 +10,14 @@ from typing import Any
 from ... import __version__
 from ...core import schema
 from ...core.files import read_json
+from ...core.run import ROWS
 from ..job import Job
 from ..recipe import Recipe
 from ..report.load import load_run
 from ..report.rollouts import recorded_prompt
 from ..report.tables import Table, build_tables
 from ..settings.base import OnPolicy
-from .verbs import ROWS, environments_of
+from .verbs import environments_of
 
 
 def base_of(recipe: Recipe, model: str) -> str | None:

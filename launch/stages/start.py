@@ -15,7 +15,7 @@ from ...rl.own.tasks import fresh_tokenizer
 from ..job import Job
 from ..settings.verbs import Start
 from .common import build_engine, first_checkpoint
-from .verbs import environments_of
+from .verbs import environments_of, folder_tokenizer
 
 
 def check(stage: Start, job: Job) -> None:
@@ -37,7 +37,7 @@ def check(stage: Start, job: Job) -> None:
             f"stages: {stage.name}.folder = {stage.folder} holds no config.json; name a Hugging Face folder"
         )
     weight_source(folder, require_same(folder, job.model))
-    if _has_text(job) and (size := load_tokenizer(folder).vocab_size) > job.model.vocab:
+    if _has_text(job) and (size := folder_tokenizer(folder).vocab_size) > job.model.vocab:
         raise ConfigError(f"model.vocab = {job.model.vocab} is below the {size} of the tokenizer in {folder}")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from ...core.by_path import ByPath, imported_beside, require_unchanged
 from ...core.errors import ConfigError, StorageError
 from ...core.files import json_digest, read_json, write_json
+from ...core.run import ROWS, has_begun
 from ...data.rows import rows_digest
 from ...data.tokenizers import TOKENIZER, ByteTokenizer, Tokenizer, load_tokenizer, own_tokenizer
 from ...models.hub import resolve
@@ -30,15 +31,13 @@ from ..settings.base import sampler_of, sources
 from ..settings.verbs import Collect, Reinforce, Score, Start, Tune
 from ..settings.web import WebJudge
 
-ROWS = "rows.json"  # in the run: digests of the files of rows, and of modules beside the user's code
-
 
 @lru_cache(maxsize=2)
 def _load(folder: Path, files: frozenset[tuple[str, int, int]] = frozenset()) -> Tokenizer:
     return load_tokenizer(folder)
 
 
-def _tokenizer_in(folder: Path) -> Tokenizer:
+def folder_tokenizer(folder: Path) -> Tokenizer:
     """The folder's tokenizer, read again where a file of the folder has come, gone or changed."""
     kept = {path.name: path.stat() for path in folder.glob("*") if path.is_file()}
     return _load(folder.absolute(), frozenset((name, s.st_mtime_ns, s.st_size) for name, s in kept.items()))
@@ -76,7 +75,7 @@ def tokenizer_of(job: Job) -> Tokenizer:
     if job.run.outcome(start.name) is not None:
         return _load(kept)
     if start.folder:
-        return _tokenizer_in(resolve(start.folder))
+        return folder_tokenizer(resolve(start.folder))
     return own_tokenizer(start.tokenizer) if start.tokenizer else fresh_tokenizer(environments_of(job.recipe))
 
 
@@ -100,7 +99,8 @@ def _require_same_files(settings: DataEnvironment | OwnEnvironment, job: Job) ->
     run is not gone on with on others.
     """
     kept = job.run.path / ROWS
-    known: dict[str, str] = read_json(kept) or {}
+    binding = job.run.token or has_begun(job.run.path)  # a check foretells the start, which drops the record otherwise
+    known: dict[str, str] = (read_json(kept) if binding else None) or {}
     if known and (not isinstance(known, dict) or known.pop("digest", None) != json_digest(known)):
         raise StorageError(
             f"{kept}: damaged, it does not match its own digest; restore it from a backup, or start in another --run "
@@ -135,6 +135,8 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
     loading_s = LOADING_S if job.run.token else CHECKING_S
     with open_tasks(settings, tokenizer or ByteTokenizer(), most, made, loading_s) as tasks:
         tasks.stage, tasks.seed, tasks.ranks = stage.name, job.recipe.seed, job.mesh.data_size
+        if isinstance(stage, Reinforce):  # what it plays is judged as soon as it is played
+            tasks.max_invalid_share = stage.rollouts.max_invalid_share
         yield tasks
 
 

@@ -1,9 +1,9 @@
 """Starts of the attacked run as forks of one process that has everything imported, so that a signal costs a second and
 not ten.
 
-`python -m terrella.tests.attacks.forks FOLDER SIGNALS SEED [SECONDS]` starts runs and signals them at random moments
+`python -m terrella.tests.attacks.forks FOLDER SIGNALS SEED SECONDS` starts runs and signals them at random moments
 until so many signals were sent, compares every finished run with one that was left alone, and prints what it counted as
-JSON. With SECONDS each file of a checkpoint takes so long to write.
+JSON. Each file of a checkpoint takes SECONDS longer to write; above 0, two of the signals at least come during a save.
 """
 
 from __future__ import annotations
@@ -94,15 +94,17 @@ def slow_disk(seconds: float) -> None:
     checkpoint.write_shard = write_shard
 
 
-def play(folder: Path, signals: int, seed: int) -> dict[str, int]:
-    """Send the signals; returns counts, with every broken promise under a name in capitals."""
+def play(folder: Path, signals: int, seed: int, during_saves: int) -> dict[str, int]:
+    """Send the signals, and up to five times as many until so many came during a save; returns counts, with every
+    broken promise under a name in capitals.
+    """
     for name in ("cold", "calm"):  # the first start of all is slower, and would make the signals come late
         begun = time.monotonic()
         assert wait(fork(folder / name), 10 * DEADLINE_S) == 0, (folder / f"{name}.log").read_text()
     took, expected = time.monotonic() - begun, tiny_run.results(folder / "calm")
     draw, counts, number = random.Random(seed), Counter({"signals": 0, "in flight": 0}), 0
     run, starts = folder / "run-0", 0
-    while counts["signals"] < signals:
+    while counts["signals"] < signals or (counts["in flight"] < during_saves and counts["signals"] < 5 * signals):
         child, starts = fork(run), starts + 1
         code = wait(child, draw.uniform(0.0, 0.7) * took)
         if code is None:
@@ -149,9 +151,9 @@ def main() -> None:
     from terrella.launch.stages import collect, export, rl, sft  # noqa: F401
     from terrella.rl.grid import tasks  # noqa: F401
 
-    if len(sys.argv) > 4:
-        slow_disk(float(sys.argv[4]))
-    print(json.dumps(play(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))), flush=True)
+    slow_s = float(sys.argv[4])
+    slow_disk(slow_s)
+    print(json.dumps(play(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), 2 if slow_s else 0)), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from terrella.core.mesh import Mesh
 from terrella.launch import recipe as recipes
 from terrella.launch.job import Job
 from terrella.launch.settings.video import VideoReal2Sim
-from terrella.launch.stages.verbs import ROWS, _require_same_files
+from terrella.launch.stages.verbs import _require_same_files
 from terrella.launch.stages.video_real2sim import FIRST, TRUTH, how_made, keep_truth, load_truth, require_made_so
 from terrella.launch.stages.video_tokenizer import STATE, keep, resume, settle_state
 from terrella.launch.worker import model_of
@@ -49,7 +49,7 @@ def trained(job: Job, steps: int) -> tuple[Path, TokenizerTrainer]:
     folder, trainer = job.stage_folder("tokenizer"), fresh()
     for step in range(1, steps + 1):
         job.run.metrics.append("tokenizer", step, trainer.step(torch.full((1, 1, 3, 16, 16), 0.1 * step)))
-        settle_state(keep(job, "tokenizer", folder, trainer), wait=True)
+        settle_state(job, keep(job, "tokenizer", folder, trainer), wait=True)
     return folder, trainer
 
 
@@ -103,7 +103,7 @@ def test_a_full_disk_is_named_by_the_file(job: Job) -> None:
     folder, trainer = trained(job, 1)
     (folder / ".state.partial").symlink_to("/dev/full")
     with pytest.raises(StorageError, match=r"\.state\.partial: No space left on device.*disk is full"):
-        settle_state(keep(job, "tokenizer", folder, trainer), wait=True)
+        settle_state(job, keep(job, "tokenizer", folder, trainer), wait=True)
     assert len(states(folder)) == 1
 
 
@@ -123,7 +123,7 @@ def test_the_record_of_what_the_rows_were_is_checked(job: Job, tmp_path: Path) -
     settings = DataEnvironment("data", train=OwnFile(str(rows)))
     _require_same_files(settings, job)
     _require_same_files(settings, job)
-    record = job.run.path / ROWS
+    record = job.run.path / runs.ROWS
     whole = record.read_text()
     for damaged in (whole.replace("rows.jsonl", "rowx.jsonl"), whole.replace('"digest"', '"digesu"'), "[1]"):
         record.write_text(damaged)
@@ -131,8 +131,13 @@ def test_the_record_of_what_the_rows_were_is_checked(job: Job, tmp_path: Path) -
             _require_same_files(settings, job)
     record.write_text(whole)
     rows.write_text('{"prompt": "b"}\n')
-    with pytest.raises(ConfigError, match=r"rows\.jsonl: has changed since this run was started"):
-        _require_same_files(settings, job)
+    check = replace(job, run=runs.Run(job.run.path, ""))
+    for one in (job, check):
+        with pytest.raises(ConfigError, match=r"rows\.jsonl: has changed since this run was started"):
+            _require_same_files(settings, one)
+    (job.run.path / "stages" / "tokenizer").rmdir()  # nothing has begun, and the next start takes other rows
+    _require_same_files(settings, check)
+    assert record.read_text() == whole
 
 
 def test_modules_beside_a_reward_or_an_environment_are_those_of_the_start(job: Job, tmp_path: Path) -> None:

@@ -125,3 +125,28 @@ def save_without_space_on(folder: str, full: int) -> tuple[str, float]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     return "saved", time.monotonic() - begun
+
+
+def save_slowly(folder: str, slow: int) -> None:
+    """Save where one rank's file takes longer than a collective may."""
+    import time
+    from datetime import timedelta
+
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _set_pg_timeout
+
+    from terrella.core import checkpoint
+
+    engine, write = jobs.make_engine({}), checkpoint.write_shard
+
+    def slowly(*args: Any) -> dict[str, Any]:
+        time.sleep(9.0 * (dist.get_rank() == slow))
+        return write(*args)
+
+    dist.barrier()
+    _set_pg_timeout(timedelta(seconds=6))
+    checkpoint.write_shard = slowly
+    try:
+        engine.save(Path(folder), {})
+    finally:
+        checkpoint.write_shard = write

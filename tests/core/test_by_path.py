@@ -126,6 +126,15 @@ def test_a_long_line_is_a_text_and_no_file(tmp_path: Path, length: int) -> None:
     assert schema.load(Texts, tmp_path / "r.yaml", (), "r.yaml") == Texts(OwnFile("rows.jsonl"), OwnText(text))
 
 
+@pytest.mark.parametrize("name", ["sytem.txt", "prompts/judge.jinja", "~/SYSTEM.md"])
+def test_a_file_of_text_that_is_not_there_is_no_text(tmp_path: Path, name: str) -> None:
+    (tmp_path / "r.yaml").write_text(f"rows: {name}\ntemplate: {name}\n")
+    with pytest.raises(ConfigError, match=rf"r\.yaml:2: template = {name}: no such file"):
+        schema.load(Texts, tmp_path / "r.yaml", (), "r.yaml")
+    (tmp_path / "r.yaml").write_text("rows: rows.jsonl\ntemplate: Answer as README.md does.\n")
+    assert schema.load(Texts, tmp_path / "r.yaml", (), "r.yaml").template == "Answer as README.md does."
+
+
 def test_a_file_is_found_beside_the_recipe_and_from_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +243,9 @@ def test_a_run_is_not_resumed_with_another_file(own: Path) -> None:
     config = read(own, text)
     folder = own / "run"
     for _ in range(2):
-        runs.create(folder, config)[1].release()
+        run, lease = runs.create(folder, config)
+        run.finish("first", {})  # the run has begun
+        lease.release()
     (own / "my.py").write_text(OWN + "# one more line\n")
     now = read(own, text)
     assert isinstance(config.pet, Own) and isinstance(now.pet, Own)

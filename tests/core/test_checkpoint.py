@@ -196,6 +196,12 @@ def test_a_full_disk_of_any_rank_is_said_by_all_at_once_and_leaves_nothing(tmp_p
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+def test_ranks_wait_for_the_slowest_file_beyond_the_timeout_of_a_collective(tmp_path: Path, slow: int) -> None:
+    run_ranks(f"{JOBS}:save_slowly", 2, deadline_s=120, folder=str(tmp_path / "step_00000000"), slow=slow)
+    assert CheckpointReader(tmp_path / "step_00000000").names()
+
+
 def kill_during_save(root: Path, times: int, seed: int) -> None:
     """Kill a process that saves checkpoint after checkpoint; what is left must load and be whole."""
     draw = random.Random(seed)

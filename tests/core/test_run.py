@@ -26,6 +26,28 @@ class Config:
     size: int = 1
 
 
+def begin(folder: Path, config: Config) -> None:
+    run, lease = runs.create(folder, config)
+    run.finish("first", {})
+    lease.release()
+
+
+def test_a_run_in_which_nothing_has_begun_takes_other_settings_and_rows(tmp_path: Path) -> None:
+    """The start was refused, and its command is given again with the fault mended."""
+    folder = tmp_path / "run"
+    runs.create(folder, Config())[1].release()
+    (folder / runs.ROWS).write_text("{}")
+    (folder / "logs" / "rank-0.log").write_text("refused")
+    runs.create(folder, Config(size=2))[1].release()
+    assert "size: 2" in (folder / "config.yaml").read_text() and not (folder / runs.ROWS).exists()
+    (folder / runs.ROWS).write_text("{}")
+    (folder / "checkpoints" / "rl").mkdir()
+    with pytest.raises(ConfigError, match=r"other settings \(size: 2 then, 3 now\)"):
+        runs.create(folder, Config(size=3))
+    runs.create(folder, Config(size=2))[1].release()
+    assert (folder / runs.ROWS).exists()
+
+
 def test_same_config_resumes_and_another_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run, lease = runs.create(folder, Config())
@@ -56,7 +78,7 @@ class Later(Config):
 
 def test_a_key_that_a_release_added_is_no_difference_at_its_default(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    runs.create(folder, Config())[1].release()
+    begin(folder, Config())
     before = (folder / "config.yaml").read_text()
     runs.create(folder, Later())[1].release()
     assert (folder / "config.yaml").read_text() == before
@@ -67,7 +89,7 @@ def test_a_key_that_a_release_added_is_no_difference_at_its_default(tmp_path: Pa
     ):
         runs.create(folder, Later(size=2, part=Part("b")))
     runs.create(folder, Config())[1].release()  # the refusals have given the lease back
-    runs.create(tmp_path / "later", Later(part=Part("b", 1), parts=(Part(), Part("c"))))[1].release()
+    begin(tmp_path / "later", Later(part=Part("b", 1), parts=(Part(), Part("c"))))
     runs.create(tmp_path / "later", Later(part=Part("b", 1.0), parts=(Part(), Part("c"))))[1].release()
     with pytest.raises(ConfigError, match=r"\(parts.1.kind: 'c' then, 'd' now\)"):
         runs.create(tmp_path / "later", Later(part=Part("b", 1), parts=(Part(), Part("d"))))
