@@ -98,6 +98,7 @@ def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | Non
         config,
         lambda name: from_hf(family, config, name, tensors.get),
         carry_from=base,
+        value_head="twin" if heads else "none",
         value_heads=heads,
     )
 
@@ -110,7 +111,9 @@ def _open_checkpoint(path: Path, base: Path | None) -> Source:
         if described.get("lora")
         else None
     )
-    return Source("checkpoint", path, ModelConfig.from_dict(described["model"]), reader.full, lora, base)
+    heads = {name: reader.full(name) for name in reader.names() if name.startswith("value_head.")}
+    config, kind = ModelConfig.from_dict(described["model"]), described.get("value_head", "none")
+    return Source("checkpoint", path, config, reader.full, lora, base, kind, heads)
 
 
 def _stream(source: Source) -> Iterator[tuple[str, torch.Tensor]]:
@@ -134,6 +137,8 @@ def to_hf(
     if dtype not in hf.DTYPES:
         raise ConfigError(f"dtype: '{dtype}' must be fp32 or bf16")
     source, out = open_source(path, kind=kind, base=base), Path(out)
+    if source.value_heads:
+        raise ConfigError(f"{source.path}: has value heads, which no Hugging Face folder holds; from-hf keeps them")
     with whole_folder(out) as partial:
         if adapters == "peft":
             return _to_peft(source, partial, base)
@@ -183,7 +188,7 @@ def from_any(
         shards.append(write_shard(partial, len(shards), tensors, entries))
         described = {
             "model": source.config.to_dict(),
-            "value_head": "twin" if source.value_heads else "none",
+            "value_head": source.value_head,
             "lora": None,
         }
         manifest = {

@@ -106,6 +106,9 @@ def strip_prefix(state: dict[str, torch.Tensor], where: Path) -> dict[str, torch
     if anchor is None:
         raise ConfigError(f"{where}: has no tensor that ends with 'model.embed_tokens.weight'")
     prefix = anchor.removesuffix("model.embed_tokens.weight")
+    left = [k for k in state if not k.startswith(prefix) and not _twin_part(k)]
+    if left:
+        raise ConfigError(f"{where}: the model has no place for tensor '{left[0]}' ({len(left)} such)")
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
@@ -118,6 +121,10 @@ def read_bin(path: Path) -> HFTensors:
     return from_dict(strip_prefix(load_pickle(path), path))
 
 
+def _twin_part(name: str) -> re.Match[str] | None:
+    return None if "layers" in name else re.search(r"(?:^|\.)([A-Za-z_]*?)([12])\.(\d+)\.(weight|bias)$", name)
+
+
 def twin_heads(path: Path) -> dict[str, torch.Tensor]:
     """The two value heads of WebRL's `pytorch_critic.bin`, under the names of our twin heads; {} for a file that has
     none and is not called a critic.
@@ -125,8 +132,7 @@ def twin_heads(path: Path) -> dict[str, torch.Tensor]:
     state = {plain_name(k): v for k, v in load_pickle(path).items()}
     found: dict[str, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in state.items():
-        match = re.search(r"(?:^|\.)([A-Za-z_]*?)([12])\.(\d+)\.(weight|bias)$", name)
-        if match and "layers" not in name:
+        if match := _twin_part(name):
             found.setdefault(match[2], []).append((f"{match[3]}.{match[4]}", tensor))
     if not found and "critic" not in path.name:
         return {}

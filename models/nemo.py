@@ -184,6 +184,7 @@ def write_nemo(source: Source, out: Path) -> None:
 
     refused = {
         "experts": source.config.experts,
+        "value heads": source.value_heads,
         f"model.block: {source.config.block}": source.config.block != "llama",
         "model.rotary_interleaved": source.config.rotary_interleaved,
     }

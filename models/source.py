@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ..core.errors import ConfigError
 from .config import ModelConfig
+from .heads import ValueHead
 from .lora import LoraConfig, merged
 
 
@@ -26,7 +27,8 @@ class Source:
     tensor: Callable[[str], torch.Tensor]
     lora: LoraConfig | None = None
     carry_from: Path | None = None  # where tokenizer and generation files are
-    value_heads: dict[str, torch.Tensor] = field(default_factory=dict)
+    value_head: ValueHead = "none"
+    value_heads: dict[str, torch.Tensor] = field(default_factory=dict)  # its tensors
 
 
 def adapters(source: Source, name: str) -> tuple[str, str] | None:

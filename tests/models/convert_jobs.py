@@ -52,6 +52,13 @@ def train_lora(folder: str, out: str, parallel: dict) -> None:
     engine.save(Path(out))
 
 
+def save_critic(out: str, value_head: Any) -> None:
+    """A checkpoint of a model with value heads."""
+    from terrella.tests.parallel import jobs
+
+    jobs.make_engine({}, value_head=value_head).save(Path(out))
+
+
 def twin_values(folder: str) -> torch.Tensor:
     """Load a converted critic into an engine with twin heads and read its values."""
     from terrella.core.checkpoint import CheckpointReader

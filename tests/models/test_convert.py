@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from terrella.core.checkpoint import CheckpointReader
@@ -209,6 +210,24 @@ def test_critic_file_with_twin_heads(tmp_path: Path) -> None:
     assert not open_source(path, base=folder).value_heads
     with pytest.raises(ConfigError, match="has no two value heads"):
         open_source(path.rename(tmp_path / "critic.bin"), base=folder)
+    torch.save({**state, "v_head.summary.weight": torch.randn(1, 32)}, path)  # heads of another kind
+    with pytest.raises(ConfigError, match=r"no place for tensor 'v_head\.summary\.weight' \(1 such\)"):
+        open_source(path, base=folder)
+
+
+@pytest.mark.parametrize("kind", ["scalar", "twin"])
+def test_value_heads_of_a_checkpoint_are_kept_or_refused(tmp_path: Path, kind: str) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    run_ranks(f"{JOBS}:save_critic", 1, out=str(before), value_head=kind)
+    run_ranks(f"{JOBS}:from_any", 1, path=str(before), out=str(after))
+    theirs, ours = CheckpointReader(before), CheckpointReader(after)
+    assert ours.manifest["model"] == theirs.manifest["model"] and ours.names() == theirs.names()
+    heads = [name for name in ours.names() if name.startswith("value_head.")]
+    assert heads and all(torch.equal(theirs.full(name), ours.full(name)) for name in heads)
+    for command in ("to-hf", "to-nemo"):
+        told = CliRunner().invoke(convert, [command, str(before), str(tmp_path / command)])
+        assert isinstance(told.exception, ConfigError) and "value heads" in str(told.exception)
+        assert not (tmp_path / command).exists()
 
 
 def test_pickles_that_run_code_are_refused(tmp_path: Path) -> None:
