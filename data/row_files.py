@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..core.errors import ConfigError, missing_extra
-from ..core.files import storage_errors
+from ..core.files import parse_json, storage_errors
 from .schema import PAIR, TEXT
 
 Kinds = dict[str, tuple[str, str]]  # column -> (what its values are, the place that says so)
@@ -296,10 +296,7 @@ def _load_json(raw: bytes, place: str, strictly: bool = False) -> Any:
         text = raw.decode("utf-8-sig")
         if not strictly:
             return json.loads(text, parse_constant=refuse)
-        value = json.loads(text, parse_constant=refuse, parse_float=_finite, object_pairs_hook=_without_repeats)
-        if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair can be escaped, and is no text
-        return value
+        return parse_json(text, parse_constant=refuse, parse_float=_finite, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
         at = f"{place}:{error.lineno}" if b"\n" in raw.strip() else place
         raise ConfigError(f"{at}: not JSON: {error.msg} (column {error.colno})") from error

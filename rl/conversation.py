@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,13 +29,15 @@ RETRIES = 2  # of one continuation by the sampler
 
 
 class Table(Protocol):
-    """Where episodes are played: an environment in a process of its own, or rows of data with a reward."""
+    """Where episodes are played: an environment in a process of its own, or rows of data with a reward. As soon as
+    more than `spare` of what is asked are Invalid it need not wait for the others, which are Invalid too.
+    """
 
-    def start_many(self, asked: Sequence[tuple[int, Any]], /) -> list[Prompt | End]:
+    def start_many(self, asked: Sequence[tuple[int, Any]], spare: float = math.inf, /) -> list[Prompt | End]:
         """Begin episodes, given by a number and a task: what each says first, or its end."""
         ...
 
-    def answer_many(self, answers: Sequence[tuple[int, str]], /) -> list[Prompt | End]:
+    def answer_many(self, answers: Sequence[tuple[int, str]], spare: float = math.inf, /) -> list[Prompt | End]:
         """Give episodes the model's answers: what each says next, or its end."""
         ...
 
@@ -73,15 +76,25 @@ class Talk:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def converse(
-        self, sampler: Sampler, asked: Sequence[Conversation], params: SamplingParams, seed: int
+        self,
+        sampler: Sampler,
+        asked: Sequence[Conversation],
+        params: SamplingParams,
+        seed: int,
+        most_invalid: float = math.inf,
     ) -> list[Trajectory]:
         """Play all conversations to their end. A stream answers each for itself; any other sampler all live ones
-        together, turn by turn.
+        together, turn by turn. Where more than `most_invalid` are Invalid no use is made of any.
         """
+
+        def spare() -> float:
+            return most_invalid - sum(talk.end is not None and isinstance(talk.end.reward, Invalid) for talk in asked)
+
         numbers = [next(self.numbers) for _ in asked]
         if hasattr(sampler, "submit") and not getattr(self.table, "together", False):
-            return self._independently(sampler, dict(zip(numbers, asked, strict=True)), params, seed)
-        begun = self.table.start_many([(number, talk.task) for number, talk in zip(numbers, asked, strict=True)])
+            return self._independently(sampler, dict(zip(numbers, asked, strict=True)), params, seed, spare)
+        tasks = [(number, talk.task) for number, talk in zip(numbers, asked, strict=True)]
+        begun = self.table.start_many(tasks, spare())
         for talk, said in zip(asked, begun, strict=True):
             talk.hear(said)
         live = [i for i, talk in enumerate(asked) if talk.end is None]
@@ -96,7 +109,7 @@ class Talk:
             )
             for i, answer in sampled.items():
                 self._take(asked[i], contexts[i], answer)
-            heard = self.table.answer_many([(numbers[i], asked[i].answers[-1]) for i in sampled])
+            heard = self.table.answer_many([(numbers[i], asked[i].answers[-1]) for i in sampled], spare())
             for i, said in zip(sampled, heard, strict=True):
                 asked[i].hear(said)
             live = [i for i in sampled if asked[i].end is None]
@@ -107,14 +120,19 @@ class Talk:
         return [self._finished(talk) for talk in asked]
 
     def _independently(
-        self, sampler: Sampler, asked: dict[int, Conversation], params: SamplingParams, seed: int
+        self,
+        sampler: Sampler,
+        asked: dict[int, Conversation],
+        params: SamplingParams,
+        seed: int,
+        spare: Callable[[], float],
     ) -> list[Trajectory]:
         """Each conversation goes on as soon as it was answered."""
         lanes: list[_Lane] = []
 
         async def play(number: int, talk: Conversation, ask: Ask) -> Trajectory:
             if not lanes:
-                lanes.append(_Lane())
+                lanes.append(_Lane(spare))
             talk.hear(await lanes[0](self.table.start_many, (number, talk.task)))
             for turn in range(self.max_turns):
                 if talk.end is not None:
@@ -152,8 +170,8 @@ class Talk:
         if not talk.turns:
             raise ConfigError(
                 f"a prompt of {length} tokens and max_new_tokens = {params.max_new_tokens} exceed model.max_positions "
-                f"= {self.max_length}; it is that of task {str(talk.task)[:200]}, and begins with "
-                f"{text_of(talk.prompts[0])[:80]!r}"
+                f"= {self.max_length}; lower max_new_tokens, or shorten the prompt. It is that of task "
+                f"{str(talk.task)[:200]}, and begins with {text_of(talk.prompts[0])[:80]!r}"
             )
         return End(Invalid(f"the conversation outgrew model.max_positions = {self.max_length}"))
 
@@ -210,8 +228,8 @@ class _Lane:
     deadlines themselves.
     """
 
-    def __init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="table")
+    def __init__(self, spare: Callable[[], float]) -> None:
+        self.spare, self.thread = spare, ThreadPoolExecutor(1, thread_name_prefix="table")
         self.waiting: list[tuple[Callable[..., list[Any]], tuple[int, Any], asyncio.Future[Any]]] = []
         self.working: asyncio.Task[None] | None = None
 
@@ -230,7 +248,7 @@ class _Lane:
             self.waiting = [one for one in self.waiting if one[0] != call]
             items = [item for _, item, _ in now]
             try:
-                said = await asyncio.get_running_loop().run_in_executor(self.thread, call, items)
+                said = await asyncio.get_running_loop().run_in_executor(self.thread, call, items, self.spare())
             except Exception as error:
                 for _, _, answer in now:
                     if not answer.done():

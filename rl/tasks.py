@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -63,6 +64,7 @@ class Tasks(ABC):
     stage: str = ""  # the name of the stage it was opened for
     seed: int = 0  # of the recipe
     ranks: int = 1  # that play at once, each its share of the episodes
+    max_invalid_share: float = 1.0  # of what all ranks play together, above which none of it is used
     imagined_by: str | None = None  # the stage whose model plays the world of training tasks
     imagination: Sampler | None = None  # that model, once a stage has it
 
@@ -164,7 +166,9 @@ class Tasks(ABC):
 
     def play(self, sampler: Sampler, episodes: Sequence[Any], params: SamplingParams, seed: int) -> list[Trajectory]:
         """Play episodes to their end."""
-        return self.talk.converse(sampler, episodes, params, seed)
+        samples = 1 + max((episode.sample_index for episode in episodes), default=0)
+        whole = len(episodes) + (self.ranks - 1) * (len(episodes) + samples)  # others may have one task more
+        return self.talk.converse(sampler, episodes, params, seed, math.floor(self.max_invalid_share * whole))
 
     def measures(self, trajectories: Sequence[Trajectory], gather: Gather) -> dict[str, float]:
         """What a step's record says of its episodes beside the reward: means of the further numbers of their scores."""

@@ -182,6 +182,7 @@ def _learn(
         episodes, played = (list(job.mesh.share(part)) for part in recorded)
     else:
         played = _play(stage, job, tasks, sampler, episodes)
+        episodes = episodes[: len(played)]
     shown_to += played
     if job.mesh.is_main and (shown := tasks.pictures(episodes, played)):
         job.run.write_rollouts(stage.name, 0, shown)
@@ -192,12 +193,16 @@ def _learn(
 
 
 def _play(stage: Collect, job: Job, tasks: Tasks, sampler: Sampler, episodes: list[Any]) -> list[Trajectory]:
+    """Play them in parts, until more are Invalid than the whole stage may have: the rest cannot mend that."""
     params = tasks.params(stage.max_new_tokens, stage.temperature)
     each, played = stage.prompts_at_once * stage.samples_per_prompt, list[Trajectory]()
+    most = stage.rollouts.max_invalid_share * (stage.prompts or 0) * stage.samples_per_prompt
     progress = Progress(stage.name, len(episodes), speak=job.mesh.is_main)
     for at in range(0, len(episodes), each):
         played += tasks.play(sampler, episodes[at : at + each], params, fold(job.recipe.seed, tasks.collection_key))
         progress.update(len(played))
+        if sum(isinstance(t.reward, Invalid) for t in played) > most:
+            break
     return played
 
 

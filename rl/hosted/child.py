@@ -68,7 +68,9 @@ class Child:
             taken.bind(**dict.fromkeys(names))
         except TypeError as error:
             asked = "a reward takes (prompt, answer, info), or (prompts, answers, infos)"
-            raise ConfigError(f"{self.target}{taken}: {asked}") from error
+            raise ConfigError(
+                f"{self.target}{taken}: {asked}; an Environment is a class with the method play"
+            ) from error
         call = self.object if inspect.isroutine(self.object) else type(self.object).__call__
         self.concurrent = inspect.iscoroutinefunction(call) and not self.batched
 

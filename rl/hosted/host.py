@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -100,8 +101,12 @@ class Host:
             if len(tasks) >= total:
                 return tasks
 
-    def score(self, prompts: Sequence[Any], answers: Sequence[str], infos: Sequence[Any]) -> list[End]:
-        """One score a row. The deadline is that of a row, or of the one call of a batched function."""
+    def score(
+        self, prompts: Sequence[Any], answers: Sequence[str], infos: Sequence[Any], spare: float = math.inf
+    ) -> list[End]:
+        """One score a row. The deadline is that of a row, or of the one call of a batched function; once a call is lost
+        and more than `spare` are Invalid, those left are not made.
+        """
         if not len(prompts) == len(answers) == len(infos):
             counts = f"{len(prompts)} prompts, {len(answers)} answers and {len(infos)} infos"
             raise ValueError(f"{counts}: a row needs one of each")
@@ -110,8 +115,8 @@ class Host:
             if not answers:
                 return []
             if not self.about["batched"]:
-                rows = zip(prompts, answers, infos, strict=True)
-                return [_score(reply) for reply in self._run([_Call("score", row, self.deadline_s) for row in rows])]
+                rows = [_Call("score", row, self.deadline_s) for row in zip(prompts, answers, infos, strict=True)]
+                return [_score(reply) for reply in self._run(rows, spare)]
             (reply,) = self._run([_Call("scores", (list(prompts), list(answers), list(infos)), self.deadline_s)])
             return [_score(row) for row in (reply[1] if reply[0] == "scores" else [reply] * len(answers))]
 
@@ -123,24 +128,24 @@ class Host:
         """Send the model's answer: the next prompt, or the end with its score."""
         return self.answer_many([(episode, text)])[0]
 
-    def start_many(self, items: Iterable[tuple[int, Any]]) -> list[Prompt | End]:
-        """`start` for many episodes in one round trip; the deadline is that of each."""
+    def start_many(self, items: Iterable[tuple[int, Any]], spare: float = math.inf) -> list[Prompt | End]:
+        """`start` for many episodes in one round trip; the deadline is that of each, and `spare` as for `score`."""
         items = _distinct(items)
         with self.lock:
             self._need(environment=True)
             for episode, task in items:
                 self.live[episode] = _Live(task)
                 self.present.discard(episode)
-            return self._play([_Call("start", item, self.deadline_s, item[0]) for item in items])
+            return self._play([_Call("start", item, self.deadline_s, item[0]) for item in items], spare)
 
-    def answer_many(self, items: Iterable[tuple[int, str]]) -> list[Prompt | End]:
-        """`answer` for many episodes in one round trip; the deadline is that of each."""
+    def answer_many(self, items: Iterable[tuple[int, str]], spare: float = math.inf) -> list[Prompt | End]:
+        """`answer` for many episodes in one round trip; the deadline is that of each, and `spare` as for `score`."""
         items = _distinct(items)
         with self.lock:
             for episode, _ in items:
                 if episode not in self.live:
                     raise ValueError(f"episode {episode} is not going on: it has ended, or was never started")
-            return self._play([_Call("answer", item, self.deadline_s, item[0]) for item in items])
+            return self._play([_Call("answer", item, self.deadline_s, item[0]) for item in items], spare)
 
     def forget(self, episodes: Iterable[int]) -> None:
         """Drop episodes that nobody will answer any more."""
@@ -186,10 +191,10 @@ class Host:
             raise ConfigError(value.reason)
         return value
 
-    def _play(self, calls: list[_Call]) -> list[Prompt | End]:
-        return [reply[1] if reply[0] == "prompt" else _score(reply) for reply in self._run(calls)]
+    def _play(self, calls: list[_Call], spare: float) -> list[Prompt | End]:
+        return [reply[1] if reply[0] == "prompt" else _score(reply) for reply in self._run(calls, spare)]
 
-    def _run(self, calls: list[_Call]) -> list[tuple[Any, ...]]:
+    def _run(self, calls: list[_Call], spare: float = math.inf) -> list[tuple[Any, ...]]:
         """Replies to calls, in order. A call that loses the child is Invalid; those after it go to another."""
         replies: dict[int, tuple[Any, ...]] = {}
         packed = [pack_in_host(call.args) for call in calls]
@@ -222,8 +227,13 @@ class Host:
                 why = f"{name_call(self.target, call.kind)} {self._in_words(lost, call.limit_s)}"
                 if isinstance(lost, Late) and not self.warned:  # a step of late calls would be silent for an hour
                     self.warned = True
-                    say(f"{why}. Its sample is Invalid; this is said of the first late call alone")
+                    end = f"; after {spare + 1:g} the others are not waited for" if spare + 1 < len(calls) else ""
+                    say(f"{why}. Its sample is Invalid; later ones are only counted{end}")
                 self._settle(call, number, ("invalid", why), replies)
+                if sum(word == "invalid" for word, *_ in replies.values()) > spare:
+                    why = f"not judged, after too many that were Invalid; the last: {why}"
+                    for number, call in enumerate(calls):
+                        self._settle(call, number, ("invalid", why), replies)
             except BaseException:  # Ctrl-C: replies still to come would be taken for those of the next calls
                 self._kill()
                 raise

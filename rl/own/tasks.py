@@ -4,6 +4,8 @@ own.
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +26,7 @@ from ..environment import End, Prompt, Split
 from ..grid.config import GridEnvironment
 from ..hosted import LOADING_S, Host
 from ..language_tasks import Made
-from ..rewards.answers import REWARDS
+from ..rewards import answers as rules
 from ..tasks import Tasks
 from ..webrl.config import WebSiteEnvironment
 from .config import DataEnvironment, EnvironmentSettings, OwnEnvironment
@@ -53,7 +55,9 @@ def open_tasks(
         return
     if isinstance(settings, DataEnvironment):
         reward = settings.reward
-        target, digest = (reward.path, reward.digest) if isinstance(reward, ByPath) else (REWARDS.get(reward or ""), "")
+        target, digest = (
+            (reward.path, reward.digest) if isinstance(reward, ByPath) else (rules.REWARDS.get(reward or ""), "")
+        )
         host = Host(target, Path(), settings.deadline_s, sha256=digest, loading_s=loading_s) if target else None
         tasks: Tasks = DataTasks(settings, host, tokenizer, max_length)
     else:
@@ -127,13 +131,18 @@ def load_rows(path: str, template: str | None, system: str | None, answer: str |
         if system is not None:
             turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             prompt = [{"role": "system", "content": system}, *turns]
-        rows.append(Row(where, prompt, demonstration(row, answer, where), info_of(row, template, answer)))
+        shown = demonstration(row, answer, where)
+        try:  # half of a surrogate pair, of a template or of shards that another program wrote
+            json.dumps((prompt, shown), ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{where}: no tokenizer can read its prompt or answer: {error}") from error
+        rows.append(Row(where, prompt, shown, info_of(row, template, answer)))
     return rows
 
 
 def _more(found: Sequence[Any]) -> str:
     """How many rows there are beside the first that is named."""
-    return f" (and {len(found) - 1:,} more rows)" if len(found) > 1 else ""
+    return f" (and {len(found) - 1:,} more row{'s' if len(found) > 2 else ''})" if len(found) > 1 else ""
 
 
 class DataTasks(Tasks):
@@ -184,13 +193,29 @@ class DataTasks(Tasks):
         return self.host is not None
 
     def require_judge(self, split: Split, samples: int) -> None:
-        """The reward is loaded now: supervised fine-tuning would miss it only when all of its steps are done."""
+        """The reward is loaded now, and one of ours tried on every row: supervised fine-tuning would miss what is wrong
+        only when all of its steps are done.
+        """
         if self.host is None:
             return
         try:
             self.host.require_reward()
         except ConfigError as error:
             raise ConfigError(f"env.reward: {error}") from error
+        if isinstance(self.settings.reward, str):
+            self._require_truths(getattr(rules, self.settings.reward), split)
+
+    def _require_truths(self, rule: Callable[[str, str, dict[str, Any]], float], split: Split) -> None:
+        """A rule of ours compares with the true answer, so every row must have one that it can compare with."""
+        wrong = []
+        for row in self.of(split):
+            try:
+                rule("", "", row.info)
+            except ValueError as error:
+                wrong.append((row, error))
+        if wrong:
+            row, error = wrong[0]
+            raise ConfigError(f"env.reward = {self.settings.reward}: {row}: {error}{_more(wrong)}")
 
     def require_room(self, max_new_tokens: int | None, split: Split | None = None) -> None:
         """Every row is measured: one that does not fit would end the run at the step that deals it."""
@@ -244,18 +269,18 @@ class DataTasks(Tasks):
         common = answers.most_common(1)[0][0] if answers else None
         return super().baselines() | ({} if common is None else {"most common answer": lambda prompt, task: common})
 
-    def start_many(self, asked: Sequence[tuple[int, Row]]) -> list[Prompt | End]:
+    def start_many(self, asked: Sequence[tuple[int, Row]], spare: float = math.inf) -> list[Prompt | End]:
         """The table's part: every row asks its prompt."""
         self._live |= dict(asked)
         return [row.prompt for _, row in asked]
 
-    def answer_many(self, answers: Sequence[tuple[int, str]]) -> list[Prompt | End]:
+    def answer_many(self, answers: Sequence[tuple[int, str]], spare: float = math.inf) -> list[Prompt | End]:
         """The table's part: the reward judges the answers, all of them in one call."""
         rows = [self._live.pop(number) for number, _ in answers]
         if self.host is None:
             return [End(Invalid("env: has no reward; name one with reward: file.py:function")) for _ in rows]
         prompts, infos = [text_of(row.prompt) for row in rows], [row.info for row in rows]
-        return list(self.host.score(prompts, [text for _, text in answers], infos))
+        return list(self.host.score(prompts, [text for _, text in answers], infos, spare))
 
 
 class OwnTasks(Tasks):

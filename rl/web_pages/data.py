@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from ...core.files import json_lines
+from ...core.files import json_lines, parse_json
 from ...data.schema import PAIR
 from .prompt import PageTransition
 from .tree import BadTree
@@ -32,7 +31,7 @@ def load_transitions(path: str | Path | None = None) -> list[PageTransition]:
     found = []
     for number, line in json_lines(text):
         try:
-            found.append(PageTransition.from_row(json.loads(line)))
+            found.append(PageTransition.from_row(parse_json(line)))
         except ValueError as error:
             raise ConfigError(f"{file}: line {number}: {error}") from error
     if not found:

@@ -5,7 +5,6 @@ never a zero.
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ...core.errors import ConfigError
-from ...core.files import json_lines
+from ...core.files import json_lines, parse_json
 from ...data.trajectory import Invalid
 
 T = TypeVar("T")
@@ -128,7 +127,7 @@ def read_rows(file: str, row_of: Callable[[Any], Row]) -> list[Row]:
     rows: list[Row] = []
     for number, line in json_lines(text):
         try:
-            rows.append(row_of(json.loads(line)))
+            rows.append(row_of(parse_json(line)))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{file}:{number}: {type(error).__name__}: {error}") from None
     return rows

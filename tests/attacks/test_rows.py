@@ -18,7 +18,7 @@ from terrella.core.errors import ConfigError, TerrellaError
 from terrella.data.rows import demonstration, info_of, read_rows, render_prompt, rows_digest
 from terrella.data.tokenizers import ByteTokenizer
 from terrella.rl.own.config import DataEnvironment
-from terrella.rl.own.tasks import open_tasks
+from terrella.rl.own.tasks import load_rows, open_tasks
 
 SEED = 20261116
 ROWS = [
@@ -138,6 +138,13 @@ def test_what_the_parser_would_make_something_else_of_is_refused(tmp_path: Path,
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(TerrellaError, match=words):
         use(tmp_path / "a.jsonl")
+
+
+def test_half_a_surrogate_pair_of_a_template_is_named_by_the_row(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "a"}\n{"question": "b"}\n')
+    template = r"{{ question }}{{ '\ud800' if question == 'b' }}"
+    with pytest.raises(TerrellaError, match=r"a\.jsonl:2: no tokenizer can read its prompt .*surrogates not allowed"):
+        load_rows(str(tmp_path / "a.jsonl"), template, None, None)
 
 
 def test_odd_files_are_read_or_named(tmp_path: Path) -> None:

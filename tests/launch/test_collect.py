@@ -48,7 +48,7 @@ stages:
   counting: [best]
   max_new_tokens: 3
   optimizer: {{lr: 1e-4}}
-  validation: {{every: 2, prompts: 3, samples: 2}}
+  validation: {{every: 9, prompts: 3, samples: 2}}
 - kind: eval
   name: eval
   arms: [{{name: fresh weights, model: start, control: true}}, {{name: all of it, model: rl, env: {{letters: abcdef}}}}]
@@ -124,7 +124,7 @@ def test_what_an_environment_plays_is_imitated(tmp_path: Path) -> None:
             "{name: all of it, model: sft}, {name: all of it, model: rl,",
             "arms: two are called 'all of it'",
         ),
-        ("every: 2, prompts: 3, samples: 2}", "every: 2}\n  rollouts: {validation: {every: 2}}", "leave one out"),
+        ("every: 9, prompts: 3, samples: 2}", "every: 9}\n  rollouts: {validation: {every: 2}}", "leave one out"),
     ],
 )
 def test_what_contradicts_itself_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -305,3 +305,6 @@ def test_a_collect_stage_stops_where_too_few_episodes_are_valid(tmp_path: Path) 
     assert done.returncode == 9, done.stderr
     assert "stage play: 3 of 4 episodes are Invalid, above rollouts.max_invalid_share = 0.25" in done.stderr
     assert "the world is gone" in done.stderr
+    command[-1:] = ["parts", "--set", "stages.play.prompts_at_once=2", "--set", "stages.play.prompts=40"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 9 and "stage play: 12 of 16 episodes are Invalid" in done.stderr, done.stderr

@@ -153,10 +153,10 @@ def test_several_turns_with_a_template_that_has_no_system_turn(tmp_path: Path) -
 class Nothing:
     """A table that nobody plays at."""
 
-    def start_many(self, asked: object) -> list:
+    def start_many(self, asked: object, spare: float) -> list:
         return []
 
-    def answer_many(self, answers: object) -> list:
+    def answer_many(self, answers: object, spare: float) -> list:
         return []
 
 

@@ -236,7 +236,34 @@ def test_a_hang_or_a_death_costs_its_own_row_only(folder: Path, capfd: pytest.Ca
         assert time.monotonic() - begun < 90  # not the 100 s of the hang, on a busy machine either
         told = capfd.readouterr().out  # at once: many rows that hang take as many deadlines
         assert told.startswith(f"rewards.py:score {wanted['hangs']}. Its sample is Invalid"), told
+        assert "later ones are only counted\n" in told
         assert isinstance(scores(host, ["hangs"])[0], Invalid) and capfd.readouterr().out == ""
+
+
+def test_how_many_late_calls_are_waited_for_is_said_with_the_first(
+    folder: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terrella.rl.hosted.process.PRINTS", Prints())  # other tests of this process print too
+    with Host("rewards.py:score", folder, 1.0) as host:
+        ends = host.score(["p"] * 4, ["hangs"] * 4, [{}] * 4, 1)
+    assert all(isinstance(end.reward, Invalid) for end in ends)
+    assert "later ones are only counted; after 2 the others are not waited for" in capfd.readouterr().out
+
+
+def test_calls_that_cannot_mend_what_is_lost_are_not_made(folder: Path) -> None:
+    answers = ["raises", "raises", "fine", "exits", "fine", "exits", "fine"]
+    rows = (["p"] * len(answers), answers, [{}] * len(answers))
+    with Host("rewards.py:score", folder, 20.0) as host:
+        for spare, judged in ((0, 4), (2, 4), (3, 6), (4, 7)):  # a fault that costs nothing ends nothing
+            given = [end.reward for end in host.score(*rows, spare)]
+            left = [isinstance(reward, Invalid) and reward.reason.startswith("not judged") for reward in given]
+            assert left == [False] * judged + [True] * (len(answers) - judged), given
+            assert [reward for reward in given[:judged] if reward == 0.5] == [0.5] * answers[:judged].count("fine")
+    with Host("plays.py:Env", folder, 20.0) as host:
+        host.start_many(enumerate(host.tasks("train")))
+        ends = host.answer_many([(0, "ab"), (1, "exit"), (2, "ab"), (3, "ab")], 0)
+        assert isinstance(ends[0], str) and all("exit code 5" in end.reward.reason for end in ends[1:])
+        assert host.live.keys() == {0} and isinstance(host.answer(0, "stop"), End)
 
 
 def test_output_and_forks_of_user_code_do_not_reach_the_messages(
@@ -305,6 +332,11 @@ def test_what_cannot_be_loaded_is_named(folder: Path) -> None:
     ):
         with Host(target, folder, 5.0, args) as host, pytest.raises(ConfigError, match=words):
             host.score(["p"], ["a"], [{}])
+    with (
+        Host("rewards.py:two", folder, 5.0) as host,
+        pytest.raises(ConfigError, match="an Environment is a class with the method play"),
+    ):
+        host.tasks("train")
     with Host("rewards.py:Made", folder, 20.0, {"bonus": 2.0}) as host:
         assert host.score(["abc"], ["a"], [{"more": 1}])[0].reward == 6.0
         with pytest.raises(ConfigError, match=r"rewards.py:Made is a reward function, and an Environment is needed"):

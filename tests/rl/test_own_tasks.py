@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from terrella.core.by_path import OwnFile
+from terrella.core.by_path import ByPath, OwnFile
 from terrella.core.errors import ConfigError
 from terrella.data.tokenizers import ByteTokenizer
 from terrella.rl.conversation import Scripted
 from terrella.rl.own.config import DataEnvironment
 from terrella.rl.own.tasks import DataTasks, load_rows, open_tasks
 from terrella.rl.rollout.sampler import SamplingParams
+from terrella.rl.rollout.stream import Stream
 from terrella.rl.tasks import Tasks
 
 Change = Callable[[list[dict[str, Any]]], None]
@@ -42,6 +43,27 @@ def tasks_of(
 def spoil(rows: list[dict[str, Any]]) -> None:
     rows[4]["answer"] = ""
     rows[7]["prompt"] = "x" * 90
+
+
+@pytest.mark.parametrize(
+    ("reward", "answer", "message"),
+    [
+        ("exact", None, r"rows\.jsonl:3: the row has no true answer to compare with; name its column"),
+        ("contains", "", r"rows\.jsonl:3: the true answer is empty"),
+        ("number", "four", r"rows\.jsonl:3: the true answer 'four' holds no number; .* \(and 1 more row\)"),
+    ],
+)
+def test_every_true_answer_can_be_compared_before_the_start(
+    tmp_path: Path, reward: str, answer: str | None, message: str
+) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        rows[2]["answer"] = answer
+        rows[5]["answer"] = "four"
+
+    with tasks_of(tmp_path, change, reward=reward) as tasks:
+        tasks.require_judge("test", 1)
+        with pytest.raises(ConfigError, match=f"env.reward = {reward}: .*{message}"):
+            tasks.require_judge("train", 1)
 
 
 def test_every_row_is_measured_before_the_start(tmp_path: Path) -> None:
@@ -111,7 +133,8 @@ def test_a_prompt_that_is_too_long_in_play_is_named_by_its_task(tmp_path: Path) 
     with tasks_of(tmp_path, spoil) as tasks:
         talks = [tasks.episode(task, number, 0) for number, task in enumerate(tasks.of("train"))]
         with pytest.raises(
-            ConfigError, match=r"a prompt of 90 tokens .* of task .*rows\.jsonl:8, and begins with 'xxx"
+            ConfigError,
+            match=r"a prompt of 90 tokens .* lower max_new_tokens, .* of task .*rows\.jsonl:8, and begins with 'xxx",
         ):
             tasks.play(Scripted(tasks.tokenizer, lambda number, turn: "1"), talks, SamplingParams(4), 0)
 
@@ -129,3 +152,24 @@ def test_an_environment_is_asked_for_its_first_demonstration_alone() -> None:
 
     Listed(ByteTokenizer(), 64).require_lessons("here")
     assert asked == [(["a"], "here")]
+
+
+@pytest.mark.parametrize(("ranks", "streamed", "judged"), [(1, False, 3), (2, False, 5), (4, False, 8), (1, True, 3)])
+def test_a_reward_that_dies_is_called_until_the_step_cannot_be_saved(
+    tmp_path: Path, ranks: int, streamed: bool, judged: int
+) -> None:
+    """A quarter may be Invalid of the 8 samples of this rank and, of every other, 9: a task more."""
+    (tmp_path / "dies.py").write_text("import os\ndef score(prompt, answer, info): os._exit(3)\n")
+    with tasks_of(tmp_path, reward=ByPath(str(tmp_path / "dies.py:score"))) as tasks:
+        tasks.max_invalid_share, tasks.ranks = 0.25, ranks
+        sampler = Scripted(tasks.tokenizer, lambda prompt, turn: "2")
+        stream = Stream(sampler) if streamed else None
+        episodes = [tasks.episode(row, i, 0) for i, row in enumerate(tasks.of("train")[:8])]
+        played = tasks.play(stream or sampler, episodes, SamplingParams(4), 0)
+        if stream is not None:
+            stream.close()
+    reasons = [t.reward.reason for t in played]
+    assert all("ended its process with exit code 3" in reason for reason in reasons), reasons
+    left = sum("not judged, after too many" in reason for reason in reasons)
+    # those of a stream come in parts, and what is asked meanwhile does not know of the last part yet
+    assert 0 < left <= 8 - judged if streamed else left == 8 - judged, reasons

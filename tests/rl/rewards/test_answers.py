@@ -38,9 +38,10 @@ def test_scores(reward: Any, answer: str, truth: Any, score: float) -> None:
 def test_a_true_answer_that_cannot_be_compared_is_a_fault(name: str) -> None:
     truths: list[Any] = [["4", "four"], {"value": 4}, True, None]
     said = ["['4', 'four'] (list)", "{'value': 4} (dict)", "True (bool)", "no true answer"]
-    if name != "exact":
+    empty = {"contains": "empty", "number": "'' holds no number"}.get(name)
+    if empty is not None:
         truths += ["", " "]
-        said += ["empty"] * 2 if name == "contains" else ["'' holds no number"] * 2
+        said += [empty] * 2
     with Host(REWARDS[name], Path(), 20.0) as host:
         scores = host.score(["p"] * len(truths), ["4"] * len(truths), [{"answer": truth} for truth in truths])
         assert host.score(["p"], ["4"], [{"answer": "4"}])[0].reward == 1.0

@@ -74,6 +74,7 @@ def test_a_bad_file_is_named(tmp_path) -> None:
         load_transitions(tmp_path / "bad.jsonl")
     for blob, problem in (
         (b"[1]\n", "line 1: a page transition is a JSON object"),
+        (b'\n{"url": "\\ud800"}', "line 2: .*surrogates not allowed"),
         (b"\xff\n", "cannot be read as JSONL"),
         (b"\x1f\x8bxxxx", "cannot be read as JSONL"),
         (b"\n", "no page transitions"),

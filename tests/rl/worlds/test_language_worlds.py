@@ -106,7 +106,12 @@ def test_a_bad_file_of_rows_is_named(kind, name: str, tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"tag.yaml:1: Mine.config.file: .*rows.jsonl: no such file"):
         load_tasks(tag)
     row = '{"nums": [1, 2], "target": 3, "query": "1 + 2?", "response": "The answer is: 3"}\n'
-    for text, problem in ((row + "{}\n", "rows.jsonl:2: KeyError"), ("3\n", "rows.jsonl:1: TypeError"), ("", "no ")):
+    for text, problem in (
+        (row + "{}\n", "rows.jsonl:2: KeyError"),
+        (row + row.replace("?", r"\ud800"), "rows.jsonl:2: .*surrogates not allowed"),
+        ("3\n", "rows.jsonl:1: TypeError"),
+        ("", "no "),
+    ):
         file.write_text(text)
         with pytest.raises(ConfigError, match=problem):
             load_tasks(tag)["Mine"].make()
