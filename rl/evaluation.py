@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..data.trajectory import Invalid, Trajectory
-from .statistics import Estimate, mean, mean_or_share
+from .statistics import Estimate, mean, mean_change, mean_or_share
 
 Rewards = list[float | None]  # of each task, the mean over its samples; None where all of them were Invalid
 ByModel = dict[tuple[str, float], Rewards]  # and temperature
@@ -157,9 +157,10 @@ def estimate(rewards: Rewards, shares: bool) -> Estimate:
     return (mean_or_share if shares else mean)([r for r in rewards if r is not None])
 
 
-def gain(after: Rewards, before: Rewards) -> Estimate:
+def gain(after: Rewards, before: Rewards, shares: bool) -> Estimate:
     """The mean change over the tasks that both have a reward of."""
-    return mean([a - b for a, b in zip(after, before, strict=True) if a is not None and b is not None])
+    changes = [a - b for a, b in zip(after, before, strict=True) if a is not None and b is not None]
+    return (mean_change if shares else mean)(changes)
 
 
 def reward_table(
@@ -199,19 +200,21 @@ def reward_summary(
         return None
     t, task = evaluation.temperatures[-1], evaluation.task_word
     before, after = rewards[evaluation.before, t], rewards[evaluation.after, t]
-    change, shares = gain(after, before), are_shares(rewards, beside)
+    shares = are_shares(rewards, beside)
+    change = gain(after, before, shares)
     figures = f"{words(estimate(before, shares))} before, {words(estimate(after, shares))} after"
     others = "; ".join(f"{name} {words(estimate(r, shares))}" for name, r in beside.items())
     if change.n:
         verb = "raised" if change.low > 0 else "lowered" if change.high < 0 else "did not clearly change"
         headline = f"{evaluation.after} {verb} the mean reward on {task}s: {figures}."
-        said = f"{change.n} tasks: the change is {words(change)}"
+        tasks = f"{change.n} tasks" if change.n > 1 else "1 task, too few for an interval"
+        said = f"{tasks}: the change is {words(change)}"
     else:
         headline = f"Nothing can be said of {evaluation.after}: no {task} has a valid result of both models."
         said = figures
     paragraphs = [f"{heat(t).capitalize()}, {said}. Beside it: {others}."]
     if evaluation.control:
-        change = gain(after, rewards[evaluation.control, t])
+        change = gain(after, rewards[evaluation.control, t], shares)
         paragraphs.append(f"Minus the control {evaluation.control}: {words(change)}.")
     return {"headline": headline, "paragraphs": [*paragraphs, left_out(faults)] if faults else paragraphs}
 
@@ -220,6 +223,8 @@ def words(value: Estimate) -> str:
     """A mean with its interval."""
     if value.n == 0:
         return "no valid result"
+    if value.n == 1:
+        return f"{value.value:.3f}"  # one task has no interval
     return f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f})"
 
 

@@ -68,15 +68,26 @@ def mean_share(values: Sequence[float]) -> Estimate:
     return Estimate(estimate.value, max(0.0, estimate.low), min(1.0, estimate.high), estimate.n) if values else estimate
 
 
+def mean_change(changes: Sequence[float]) -> Estimate:
+    """The mean of paired changes of shares with the normal interval, which has no width where all are equal: of changes
+    that are all -1, 0 or 1 Bonett and Price's instead.
+    """
+    same = len(changes) > 1 and set(changes) in ({-1.0}, {0.0}, {1.0})
+    return _bonett_price(changes.count(1.0), changes.count(-1.0), len(changes)) if same else mean(changes)
+
+
 def paired_difference(after: Sequence[bool], before: Sequence[bool]) -> Estimate:
     """The change of a success rate over the same tasks, with Bonett and Price's interval, which stays honest when no
     pair differs.
     """
-    n = len(after)
-    if n == 0:
+    if not after:
         return Estimate(math.nan, math.nan, math.nan, 0)
     won = sum(a and not b for a, b in zip(after, before, strict=True))
     lost = sum(b and not a for a, b in zip(after, before, strict=True))
+    return _bonett_price(won, lost, len(after))
+
+
+def _bonett_price(won: int, lost: int, n: int) -> Estimate:
     up, down = (won + 1) / (n + 2), (lost + 1) / (n + 2)
     half = Z95 * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
     return Estimate((won - lost) / n, max(-1.0, up - down - half), min(1.0, up - down + half), n)

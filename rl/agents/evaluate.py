@@ -14,7 +14,7 @@ from ...data.packing import TrainSequence, pack, unpack
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid, Trajectory
 from ..chat import chat_of
-from ..statistics import Estimate, mean, mean_share
+from ..statistics import Estimate, mean, mean_change, mean_share
 from ..tasks import Scorer
 from ..worlds.baselines import ceiling, pass_at_k, random_policy
 from ..worlds.tasks import Task
@@ -66,7 +66,7 @@ def difference(after: AgentScores, before: AgentScores, k: int = 1) -> Estimate:
     """The change of Pass@k, paired by seed, over the seeds that have k valid samples of both."""
     one, other = (dict(zip(scores.seeds, scores.wins, strict=True)) for scores in (after, before))
     pairs = [(wins, other[seed]) for seed, wins in one.items() if seed in other]
-    return mean([pass_at_k(*a, k) - pass_at_k(*b, k) for a, b in pairs if min(a[1], b[1]) >= k])
+    return mean_change([pass_at_k(*a, k) - pass_at_k(*b, k) for a, b in pairs if min(a[1], b[1]) >= k])
 
 
 def state_perplexity(

@@ -23,7 +23,7 @@ from ..language import readable
 from ..language_tasks import Made, ending
 from ..rollout.episodes import rollout
 from ..rollout.sampler import Sample, Sampler, SamplingParams
-from ..statistics import Estimate, mean, mean_share
+from ..statistics import Estimate, mean_change, mean_share
 from ..tasks import Tasks
 from ..worlds.tasks import Task
 from .config import TransitionsEnvironment
@@ -175,7 +175,7 @@ class TransitionTasks(Tasks):
             for one, other in evaluation.compared():
                 pairs = zip(judged[one], judged[other], strict=True)
                 changes = [(_mean(a, 0), _mean(b, 0)) for a, b in pairs]
-                change = mean([a - b for a, b in changes if a is not None and b is not None])
+                change = mean_change([a - b for a, b in changes if a is not None and b is not None])
                 outcome[f"{one} minus {other}/all exact, {heat(temperature)}"] = change.to_cell()
         return Results(tables, outcome)
 

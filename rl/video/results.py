@@ -5,7 +5,6 @@ rejected repeats.
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +55,8 @@ class VideoResults:
         still, truth = _joined([j.still for j in beside]), _joined([j.truth for j in beside])
         assert still is not None and truth is not None, "the first sample of every clip has both"
         self.still, self.truth = still, truth
-        self.runs = settings.runs or max(map(len, self.scores.values()))
+        sampled = max(map(len, self.scores.values()))  # once, where it is greedy
+        self.runs = min(settings.runs or sampled, sampled)
 
     def averaged(self, model: str, metric: str) -> np.ndarray:
         """[C]: a metric of every clip, over frames and runs."""
@@ -112,18 +112,20 @@ class VideoResults:
         layout, top_k = self.decoder.layout, self.settings.top_k or "off"
         note = (
             f"n = {len(self.truth.rows)} held-out clips, {layout.horizon} frames predicted from {layout.history} "
-            f"given, temperature {self.temperature:g}, top_k {top_k}; means over frames and {self.runs} sampling runs, "
-            "95 % intervals over clips. The column moved is the mean error of pixels that differ from the last given "
-            "frame. Standard deviation over the sampling runs: "
-            f"{'; '.join(self.run_spread(m) for m in self.settings.metrics)}."
+            f"given, temperature {self.temperature:g}, top_k {top_k}; means over frames and sampling runs "
+            f"({self.runs}), 95 % intervals over clips. The column moved is the mean error of pixels that differ from "
+            "the last given frame."
         )
+        if self.runs > 1:
+            spreads = "; ".join(self.run_spread(m) for m in self.settings.metrics)
+            note += f" Standard deviation over the sampling runs: {spreads}."
         lower = [c for c in columns if c not in BETTER_HIGH]
         return {"title": "Held-out clips", "columns": columns, "rows": rows, "note": note, "lower": lower}
 
     def run_spread(self, metric: str) -> str:
         """How much sampling runs differ, in words."""
         means = {m: [float(r.metrics[metric].mean()) for r in runs[: self.runs]] for m, runs in self.scores.items()}
-        spreads = {model: np.std(values, ddof=1) if len(values) > 1 else math.nan for model, values in means.items()}
+        spreads = {model: np.std(values, ddof=1) for model, values in means.items()}
         return f"{metric} " + ", ".join(f"{model} {spread:.2g}" for model, spread in spreads.items())
 
     def best_table(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...data.trajectory import Invalid
 from ..rewards.web_page import NOTHING, Mode, Verdict, judge
-from ..statistics import Estimate, mean, mean_share, paired_difference, proportion
+from ..statistics import Estimate, mean_change, mean_share, paired_difference, proportion
 
 COLUMNS = ["precision", "recall", "F1", "F1, changed pages", "exact"]
 
@@ -39,10 +39,10 @@ def gains(
         if isinstance(a, Verdict) and isinstance(b, Verdict)
     ]
     return [
-        mean([a.precision - b.precision for _, a, b in pairs]),
-        mean([a.recall - b.recall for _, a, b in pairs]),
-        mean([a.reward - b.reward for _, a, b in pairs]),
-        mean([a.reward - b.reward for t, a, b in pairs if t != NOTHING]),
+        mean_change([a.precision - b.precision for _, a, b in pairs]),
+        mean_change([a.recall - b.recall for _, a, b in pairs]),
+        mean_change([a.reward - b.reward for _, a, b in pairs]),
+        mean_change([a.reward - b.reward for t, a, b in pairs if t != NOTHING]),
         paired_difference([a.reward == 1.0 for _, a, _ in pairs], [b.reward == 1.0 for _, _, b in pairs]),
     ]
 

@@ -49,9 +49,9 @@ def test_what_is_valid_is_compared_and_the_rest_is_counted() -> None:
     found = results([0.0, FAULT, 0.0], [1.0, 1.0, 1.0])
     assert found.summary is not None
     assert found.summary["headline"].startswith(
-        "tuned raised the mean reward on held-out tasks: 0.000 (0.000 to 0.658)"
-    )
-    assert found.summary["paragraphs"][0].startswith("Greedy, 2 tasks: the change is 1.000 (1.000 to 1.000).")
+        "tuned did not clearly change the mean reward on held-out tasks: 0.000 (0.000 to 0.658)"
+    )  # two tasks solved where none was are too few to say more
+    assert found.summary["paragraphs"][0].startswith("Greedy, 2 tasks: the change is 1.000 (-0.349 to 1.000).")
     assert (
         "1 result was invalid and is left out; the commonest reason (1 of them): my.py"
         in (found.summary["paragraphs"][1])
@@ -70,3 +70,12 @@ def test_tasks_are_called_held_out_only_where_a_model_was_trained() -> None:
     assert as_given.tables[""]["title"] == "Test tasks: mean reward" and as_given.summary is not None
     assert "never trained on" not in as_given.tables[""]["note"] and "is not known here" in as_given.tables[""]["note"]
     assert "on test tasks: " in as_given.summary["headline"]
+
+
+def test_one_task_has_no_interval() -> None:
+    found = results([0.0, FAULT, FAULT], [1.0, FAULT, FAULT], trivial=0.5)
+    assert found.summary is not None
+    assert found.summary["headline"] == (
+        "tuned did not clearly change the mean reward on held-out tasks: 0.000 before, 1.000 after."
+    )
+    assert found.summary["paragraphs"][0].startswith("Greedy, 1 task, too few for an interval: the change is 1.000.")

@@ -6,7 +6,15 @@ import random
 import pytest
 
 from terrella.rl.evaluation import Evaluation, reward_results
-from terrella.rl.statistics import mean, mean_of_proportions, mean_or_share, mean_share, paired_difference, proportion
+from terrella.rl.statistics import (
+    mean,
+    mean_change,
+    mean_of_proportions,
+    mean_or_share,
+    mean_share,
+    paired_difference,
+    proportion,
+)
 
 
 def test_wilson_interval_known_values() -> None:
@@ -57,6 +65,15 @@ def test_paired_difference() -> None:
     assert (change.low, change.high) == pytest.approx((up - down - half, up - down + half), rel=1e-5)
     same = paired_difference([True, False] * 8, [True, False] * 8)
     assert same.value == 0.0 and same.low < -0.05 and same.high > 0.05  # no difference seen is not certainty
+
+
+def test_changes_that_are_all_alike_are_not_certain() -> None:
+    wins = [True, False, True, True]
+    assert mean_change([1.0] * 4) == paired_difference([True] * 4, [False] * 4)
+    assert mean_change([-1.0] * 4) == paired_difference([False] * 4, [True] * 4)
+    assert mean_change([0.0] * 4) == paired_difference(wins, wins)
+    for other in ([0.5, 0.5], [1.0], [], [1.0, 0.0]):  # what is no count of pairs, or has a width of its own
+        assert str(mean_change(other)) == str(mean(other))
 
 
 def test_intervals_cover_the_truth_about_95_times_in_100() -> None:

@@ -104,7 +104,15 @@ def test_an_evaluation_averages_its_runs_and_rejects_repeats_where_it_is_asked_t
     _, again = judged(reject_repeats=2)
     asked = {TEST: [Given(i) for i in range(3)]}
     both = {("one", 1.0, TEST): plain, ("two", 1.0, TEST): again}
-    results = tasks.results(Evaluation(["one", "two"], [1.0], 2, asked, both, "one", "two"))
+    asked_for = Evaluation(["one", "two"], [1.0], 2, asked, both, "one", "two")
+    greedy = {(name, 0.0, TEST): [samples[:1] for samples in found] for (name, _, _), found in both.items()}
+    at_two = replace(asked_for, temperatures=[0.0, 1.0], judged=both | greedy)
+    for tables, name in (
+        (judged(runs=1)[0].results(asked_for).tables, ""),
+        (judged(runs=2)[0].results(at_two).tables, "t0"),
+    ):
+        assert "sampling runs (1)" in tables[name]["note"] and "Standard deviation" not in tables[name]["note"]
+    results = tasks.results(asked_for)
     rows = {row["name"]: row["cells"] for row in results.tables[""]["rows"]}
     assert list(rows) == [
         "the last given frame for ever",
