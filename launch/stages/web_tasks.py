@@ -66,11 +66,13 @@ def run(stage: WebTasks, job: Job) -> dict[str, Any]:
             )
         if kept.counts["nearest"]:
             log.warning(
-                "stage %s: the critic finds none of %d tasks between %s and %s; the nearest are taken",
+                "stage %s: the critic finds %d of %d tasks between %s and %s; the %d nearest are taken too",
                 stage.name,
+                kept.counts["critic"],
                 len(tried),
                 stage.low,
                 stage.high,
+                kept.counts["nearest"],
             )
         if len(kept.tasks) < stage.count and api is not None:
             log.warning(
@@ -96,7 +98,7 @@ def _make(
     tried: list[SiteTask],
     turn: int,
 ) -> list[SiteTask]:
-    (seen, failed, pool), seed = known, job.recipe.seed + sum(map(ord, stage.name))
+    (seen, failed, pool), seed = known, fold(job.recipe.seed, sum(map(ord, stage.name)))
     if stage.curriculum == "first":
         return again(_first_tasks(stage, job), wanted, seed)
     if api is None and stage.curriculum == "random":

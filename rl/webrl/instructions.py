@@ -207,17 +207,19 @@ def select(
     nearest: bool = True,
 ) -> Made:
     """Candidates through both filters, the first `count` that pass. Without a critic (phase 1) there is no critic
-    filter. A critic that finds all mastered, or all hopeless, ends no run: the `count` tasks `nearest` to the range are
-    taken then, and counted as such."""
+    filter. A critic that finds almost all mastered, or hopeless, ends no run and leaves no phase with a handful of
+    tasks: those `nearest` to the range fill it up, and are counted as such."""
     made = Made()
     made.counts["candidates"] = len(candidates)
     passed = list(candidates)
     if values is not None and candidates:
         far = outside(values(candidates), low, high)
         passed = [t for t, distance in zip(candidates, far, strict=True) if distance == 0]
-        if not passed and nearest:
-            passed = [candidates[i] for i in sorted(range(len(far)), key=far.__getitem__)[:count]]
-            made.counts["nearest"] = len(passed)
+        missing = count - len(passed)
+        if nearest and missing > 0:
+            outer = sorted((i for i, distance in enumerate(far) if distance > 0), key=far.__getitem__)[:missing]
+            made.counts["nearest"] = len(outer)
+            passed += [candidates[i] for i in outer]
     made.counts["critic"] = len(passed) - made.counts["nearest"]
     while passed and len(made.tasks) < count:  # no more are asked about than are still wanted
         part, passed = passed[: count - len(made.tasks)], passed[count - len(made.tasks) :]

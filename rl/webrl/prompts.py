@@ -13,6 +13,7 @@ from ...data.convert.webrl import ASSISTANT, PAGE, USER
 from ...data.tokenizers import Tokenizer
 
 EOT = "<|eot_id|>"
+IM_END = "<|im_end|>"
 SYSTEM = "<|start_header_id|>system<|end_header_id|>\n\n"
 # Word for word as the released outcome reward model was trained, typographic apostrophes included.
 JUDGE = (
@@ -40,15 +41,14 @@ class Headers:
 
 LLAMA = Headers("", SYSTEM, USER, ASSISTANT, "\n\n")
 GLM = Headers("[gMASK]<sop>", "<|system|>\n", "<|user|>", "<|assistant|>", "\n")
+# Qwen's chats begin with the system's turn, which holds the task's instruction or the judge's
+CHATML = Headers("<|im_start|>system\n", "", f"{IM_END}\n<|im_start|>user", f"{IM_END}\n<|im_start|>assistant", "\n")
 
 
 def headers_of(tokenizer: Tokenizer) -> Headers:
-    """GLM-4's headers where the tokenizer has them as tokens, else Llama's."""
-    return (
-        GLM
-        if all(len(tokenizer.encode(part)) == 1 for part in ("[gMASK]", "<sop>", GLM.user, GLM.assistant))
-        else LLAMA
-    )
+    """GLM-4's or Qwen's headers where the tokenizer has them as tokens, else Llama's."""
+    families = ((GLM, ("[gMASK]", "<sop>", GLM.user, GLM.assistant)), (CHATML, ("<|im_start|>", IM_END)))
+    return next((family for family, parts in families if all(len(tokenizer.encode(p)) == 1 for p in parts)), LLAMA)
 
 
 def harmless(text: str) -> str:
@@ -84,13 +84,14 @@ class Prompter:
     @cached_property
     def begin(self) -> tuple[int, ...]:
         """What every prompt begins with."""
-        first = () if self.tokenizer.bos_id is None else (self.tokenizer.bos_id,)
-        return (*first, *self.tokenizer.encode(self.headers.begin)) if self.headers.begin else first
+        first = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
+        opened = self.tokenizer.encode(self.headers.begin) if self.headers.begin else []
+        return tuple(opened if first and opened[:1] == first else [*first, *opened])  # SmolLM's first is <|im_start|>
 
     @cached_property
     def stop_id(self) -> int:
         """The token that ends an action: the header's end of turn where the tokenizer has it, else its end of text."""
-        ids = self.tokenizer.encode(EOT)
+        ids = self.tokenizer.encode(IM_END if self.headers is CHATML else EOT)
         return ids[0] if len(ids) == 1 else self.tokenizer.eos_id
 
     @cached_property

@@ -27,7 +27,6 @@ from .prompts import Prompter
 from .steps import WebTrajectory
 
 TASKS = "tasks.json"  # in the folder of a stage that chose tasks
-MOST_TURNS = 200
 
 
 @lru_cache(maxsize=2)
@@ -149,7 +148,7 @@ class Players:
         config, at_once = WebConfig(**tag_of(self.settings, self.split).config), self.settings.at_once
         workers = at_once if config.backend == "chromium" or config.latency_ms else min(usable_cores(), at_once)
         world_s = call_limit_s(config) * (1 + at_once) if config.backend == "chromium" else Limits.world_s
-        return Limits(workers=workers, max_turns=MOST_TURNS, world_s=world_s, reward_s=world_s)
+        return Limits(workers=workers, max_turns=config.max_steps, world_s=world_s, reward_s=world_s)
 
     def play(
         self, sampler: Sampler, seats: Sequence[Seat], params: SamplingParams, seed: int, ranks: int

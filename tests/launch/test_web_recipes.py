@@ -140,8 +140,9 @@ def test_what_a_reward_model_judges_is_played_by_a_stage_of_its_own() -> None:
     assert found["phase-2-replay"].new == "phase-2-rollout" and "phase-1-played" not in found["phase-2-replay"].earlier
 
 
-def test_the_arms_differ_in_what_they_are_named_after_and_in_nothing_else() -> None:
-    tree = recipe.settings_tree("webrl-arms-tiny")
+@pytest.mark.parametrize("name", ["webrl-arms-tiny", "webrl-arms-1gpu"])
+def test_the_arms_differ_in_what_they_are_named_after_and_in_nothing_else(name: str) -> None:
+    tree = recipe.settings_tree(name)
     blocks = {s["name"]: s for s in schema.plain(tree)["stages"] if s["kind"] == "webrl"}
     whole = blocks.pop("webrl")
     changed = {name: {k: v for k, v in s.items() if whole.get(k) != v and k != "name"} for name, s in blocks.items()}

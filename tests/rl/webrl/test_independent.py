@@ -19,6 +19,8 @@ from terrella.rl.rollout.sampler import Sample, SamplingParams
 from terrella.rl.rollout.stream import Stream
 from terrella.rl.webrl import sites
 from terrella.rl.webrl.config import WebSiteEnvironment
+from terrella.rl.webrl.plan_config import PlanArm
+from terrella.rl.webrl.planning import Planner
 from terrella.rl.webrl.prompts import Prompter
 from terrella.rl.webrl.sites import Players, Seat, pool_of
 from terrella.rl.worlds.base import WorldFault
@@ -170,6 +172,27 @@ def test_a_page_that_hangs_is_begun_anew_in_another_world_and_holds_up_nobody(mo
     assert not any(isinstance(t.reward, Invalid) for t in played) and [t.prompt_id for t in played] == [*range(5)]
     assert sum(t.info.get("restarts", 0) for t in played) == 1
     assert hung[0] not in players.worlds and len(players.worlds) <= 2 and all(seat.episode.ended for seat in seats)
+
+
+def test_an_episode_has_as_many_turns_as_its_tag_says(tmp_path: Path) -> None:
+    limits = "max_steps: 210, max_parse_failures: 999, max_repeats: 999"
+    (tmp_path / "tags.yaml").write_text(
+        f"WebLong: {{world: web, max_actions: 8, max_tokens: 32, config: {{sites: [map], contents: 1, {limits}}}}}"
+    )
+    settings = WebSiteEnvironment(
+        kind="web-site", max_prompt_tokens=200, tag="WebLong", tag_files=[str(tmp_path / "tags.yaml")]
+    )
+    players, task = Players(settings, Prompter(ByteTokenizer(), 200)), pool_of(settings)[0]
+    stream = Stream(Says("on"))
+    try:
+        (stepwise,) = players.play(Says("on"), [Seat(task, 0, 0)], SamplingParams(32), 0, 1)
+        (streamed,) = players.play(stream, [Seat(task, 0, 0)], SamplingParams(32), 0, 1)
+    finally:
+        stream.close()
+    planned = players.episode(0, task, 0, 0)
+    Planner(PlanArm("none", branching=1), Says("on"), SamplingParams(32), 0).play([planned])
+    assert stepwise.reward == streamed.reward == 0.0 and planned.fault is None
+    assert stepwise.info["steps"] == streamed.info["steps"] == len(planned.rounds) == 210
 
 
 def test_limits_of_sites_below_the_ranks_are_refused() -> None:
