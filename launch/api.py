@@ -47,19 +47,8 @@ def train(
     class, each as `"file.py:name"` or as the object itself where other processes can import it. `overrides` are
     settings: {"stages.rl.steps": 50}.
     """
-    options = {
-        "model": None if model is None else str(model),
-        "data": None if data is None else str(data),
-        "reward": None if reward is None else path_of(reward),
-        "env": None if env is None else path_of(env),
-        "size": size,
-    }
-    recipe = chosen_recipe(str(recipe), options)
-    settings = (
-        *settings_of(recipe, options),
-        *(f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()),
-    )
-    return _run(recipe, settings, None if run is None else Path(run))
+    name, settings = _resolved(recipe, overrides or {}, reward, env, model=model, data=data, size=size)
+    return _run(name, settings, None if run is None else Path(run))
 
 
 def evaluate(
@@ -78,17 +67,32 @@ def evaluate(
     """
     from .text_model import model_folder
 
-    if run is None:
-        with tempfile.TemporaryDirectory(prefix="terrella-evaluate-") as folder:
-            return evaluate(model, data=data, reward=reward, env=env, run=Path(folder) / "run", overrides=overrides)
     folder = model_folder(Path(model)) if Path(model).exists() else model
     rows = {} if data is None else {"env.test": str(Path(data).absolute())}
-    made = train(EVALUATION, model=folder, reward=reward, env=env, run=run, overrides={**rows, **(overrides or {})})
-    return made.results["evaluate"]
+    recipe, settings = _resolved(EVALUATION, {**rows, **(overrides or {})}, model=folder, reward=reward, env=env)
+    if run is not None:
+        return _run(recipe, settings, Path(run)).results["evaluate"]
+    with tempfile.TemporaryDirectory(prefix="terrella-evaluate-") as scratch:
+        return _run(recipe, settings, Path(scratch) / "run", kept=False).results["evaluate"]
 
 
-def _run(recipe: str, settings: tuple[str, ...], run: Path | None) -> RunResult:
-    """`terrella train` in this process: the ranks are processes of their own."""
+def _resolved(
+    recipe: str | Path, overrides: Mapping[str, Any], reward: Any, env: Any, **options: str | Path | None
+) -> tuple[str, tuple[str, ...]]:
+    """The recipe that is meant, and its settings as on the command line."""
+    words = {
+        **{name: None if value is None else str(value) for name, value in options.items()},
+        "reward": None if reward is None else path_of(reward),
+        "env": None if env is None else path_of(env),
+    }
+    recipe = chosen_recipe(str(recipe), words)
+    return recipe, (*settings_of(recipe, words), *(f"{key}={json.dumps(value)}" for key, value in overrides.items()))
+
+
+def _run(recipe: str, settings: tuple[str, ...], run: Path | None, kept: bool = True) -> RunResult:
+    """`terrella train` in this process: the ranks are processes of their own. A run that is not kept is not pointed
+    to at its end.
+    """
     from . import recipe as recipes
     from .commands.train import train as command
 
@@ -103,7 +107,7 @@ def _run(recipe: str, settings: tuple[str, ...], run: Path | None) -> RunResult:
         )
     folder = run or Path("runs") / recipes.load(recipe, settings).name
     words = [recipe, "--run", str(folder), *(word for setting in settings for word in ("--set", setting))]
-    command.main(args=words, prog_name="terrella train", standalone_mode=False)
+    command.main(args=words, prog_name="terrella train", standalone_mode=False, obj={"kept": kept})
     results = {path.stem: read_json(path) for path in sorted((folder / "results").glob("*.json"))}
     exported = folder / "export"
     return RunResult(folder, results, read_json(folder / "summary.json"), exported if exported.is_dir() else None)

@@ -124,4 +124,7 @@ def explain(folder: Path, names: list[str]) -> str:
         for s in yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["stages"]
     }
     targets = ", ".join(f"{name} to step {steps[name]}" for name in names)
-    return f"{folder}: going on with {targets}; what rests on it runs again, its old results are in {folder / ASIDE}"
+    kept = (
+        f"; what rests on it runs again, its old results are in {folder / ASIDE}" if (folder / ASIDE).exists() else ""
+    )
+    return f"{folder}: going on with {targets}{kept}"

@@ -66,9 +66,9 @@ def in_words(seconds: float) -> str:
     return f"about {minutes} minute{'s' if minutes > 1 else ''}"
 
 
-def ending(folder: Path) -> str:
-    """The end screen: what was learnt, warnings with what to do about them, where things lie, and three next
-    commands.
+def ending(folder: Path, kept: bool = True) -> str:
+    """The end screen: what was learnt, warnings with what to do about them, and where the run is kept also where things
+    lie and three next commands.
     """
     from .report import findings_of, summary_of
     from .report.load import load_run
@@ -82,6 +82,8 @@ def ending(folder: Path) -> str:
     lines += ["", "Warnings:" if loud else "No warnings."]
     for finding in loud:
         lines += wrap(f"{finding.text}", "- ")
+    if not kept:
+        return "\n".join(lines)
     lines += ["", f"Report:  {folder / 'report.html'}", f"Metrics: {folder / 'metrics.jsonl'}"]
     model = (folder / "export").is_dir()
     if model:

@@ -170,6 +170,9 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
         env = stage.get("env") or plain["env"]
         if stage["kind"] == "collect" and env and env.get("teaches") == "transitions":
             notes.append(f"stages.{stage['name']}: {_random_play(stage)}")
+    judges = [stage for stage in stages if stage["kind"] == "web-orm"]
+    for stage in judges[1:]:  # of a few rollouts of an actor that has learnt nothing none may succeed
+        stage["data"] = list(dict.fromkeys([*judges[0]["data"], *stage["data"]]))
     codes = (plain["env"] or {}).get("kind") == "video"
     for stage in stages:
         if stage["kind"] != "start" or not stage["folder"]:
@@ -354,6 +357,8 @@ def _lower_video(environments: list[dict[str, Any]], stages: list[dict[str, Any]
             "decoder_resnets": 2 if tokenizer["kind"] == "compressive" and not tokenizer["still"] else 1,
         }
         env |= {"horizon": min(env["horizon"], 2), "context_reach": min(env["context_reach"], 4)}
+        if list(env["train_part"]) != [0.0, 1.0]:  # of a few episodes a twentieth would be none
+            env["train_part"] = [0.0, 0.5] if env["train_part"][0] == 0.0 else [0.5, 1.0]
         if env["shards"] is None:
             env |= {"recording": {**(env["recording"] or {}), **SCENE}, "actions": "tabletop", "action_dims": 3}
     for stage in stages:

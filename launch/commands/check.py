@@ -63,6 +63,10 @@ def check(
         return
     if len(what) != 1:
         raise ConfigError(f"check {' '.join(what)}: write `terrella check RECIPE` or `terrella check env NAME`")
+    if what[0] == "env" and not Path("env").exists():
+        raise ConfigError("check env: which environment? write `terrella check env file.py:Name`")
+    if ".py:" in what[0]:
+        raise ConfigError(f"check {what[0]}: an environment is checked by `terrella check env {what[0]}`")
     recipe = chosen_recipe(what[0], own)
     config = recipes.load(recipe, (*own_settings(recipe, own), *overrides))
     require_own(recipe, config)

@@ -247,4 +247,5 @@ def _tell(folder: Path) -> None:
     if os.environ.get(REHEARSAL_VARIABLE):
         return
 
-    click.echo("\n" + ending(folder))
+    asked: dict[str, bool] = click.get_current_context().obj or {}  # of terrella.evaluate
+    click.echo("\n" + ending(folder, asked.get("kept", True)))

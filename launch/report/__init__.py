@@ -23,7 +23,7 @@ from .frames import CELL, before_and_after
 from .health import Finding, check_metrics, check_tables, series, worst_first
 from .load import RunData, load_run, number
 from .rollouts import build_rollouts
-from .tables import build_tables
+from .tables import build_tables, values_of
 
 HERE = Path(__file__).parent
 SIZE_LIMIT = 5_000_000
@@ -86,9 +86,31 @@ def training_seconds(run: RunData) -> float:
     return total
 
 
+def scores_in_words(table: dict[str, Any]) -> list[str]:
+    """A table as sentences, one for each of its columns."""
+    lines = []
+    for index, column in enumerate(table["columns"]):
+        cells = [(row["name"], values_of(row["cells"][index])) for row in table["rows"]]
+        said = "; ".join(f"{name} {value_in_words(cell)}" for name, cell in cells)
+        lines.append(f"{table['title']}, {column}: {said}.")
+    return lines
+
+
+def value_in_words(cell: dict[str, float | None]) -> str:
+    """A value with its interval, where it has them."""
+    value, low, high = cell["value"], cell["low"], cell["high"]
+    if value is None:
+        return "no valid result"
+    return short(value) if low is None or high is None else f"{short(value)} ({short(low)} to {short(high)})"
+
+
 def default_summary(run: RunData) -> tuple[str, list[str]]:
     """Plain words for a run that wrote no summary: what was recorded, and where the reward went."""
     stages = last_steps(run)
+    if not stages and run.finished and run.results:
+        return "Nothing was trained; the evaluations say:", [
+            line for table in run.results for line in scores_in_words(table)
+        ]
     if not stages:
         return "This run has not recorded a step yet.", []
     reached = ", ".join(f"{stage} up to step {step:,}" for stage, step in stages.items())

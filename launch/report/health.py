@@ -113,7 +113,7 @@ def invalid_rollouts(metrics: list[dict[str, Any]], stage: str, samples: int | N
     for name, values in counts.items():
         share = max(values) / samples if samples else 0.0
         most = f", up to {100 * share:.1f} % of a step’s," if samples else " in all,"
-        text = f"{stage}: {name}: {sum(values):g} rollouts{most} left out of the statistics"
+        text = f"{stage}: {name}: {sum(values):g} rollouts{most} left out of the statistics; report.html says why"
         found.append(Finding("warning" if share > INVALID_SHARE else "note", text))
     return found
 

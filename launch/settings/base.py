@@ -103,10 +103,13 @@ class OnPolicy:
         positive(self, "updates_per_rollout", "epochs_per_rollout")
         if self.samples_per_prompt < 2:
             raise ValueError("samples_per_prompt: a group needs at least 2 samples")
-        if "values" in needs(self.algorithm) and self.critic is None:
+        trains_critic = "values" in needs(self.algorithm)
+        if trains_critic and self.critic is None:
             raise ValueError(
                 f"critic: algorithm {self.algorithm.kind} trains one; give its optimizer, e.g. critic: {{lr: 1e-5}}"
             )
+        if self.critic is not None and not trains_critic:
+            raise ValueError(f"critic: algorithm {self.algorithm.kind} trains none; leave it out (critic: null)")
         if self.updates_per_rollout > self.prompts_per_step:
             raise ValueError(
                 f"updates_per_rollout: {self.updates_per_rollout} mini-batches of whole groups need as many "

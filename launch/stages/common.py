@@ -20,7 +20,6 @@ from ...core.config import OptimizerConfig
 from ...core.engine import Engine
 from ...core.errors import ConfigError, StorageError
 from ...core.run import changed_rows
-from ...models.gpt import build_gpt
 from ...models.heads import ValueHead
 from ...models.lora import LoraConfig, is_added, merged
 from ...rl.rollout.config import Embedded, Validation, Vllm
@@ -53,6 +52,8 @@ def build_engine(
     """A fresh engine, with the final weights of stage `init` where one is named, or those that the caller loads;
     adapters start as if they were not there, and a value head is fresh.
     """
+    from ...models.gpt import build_gpt  # brings Megatron, seconds of imports that a check does without
+
     adapters = LoraConfig(lora.rank, lora.alpha) if lora else None
     builder = build_gpt(job.model, value_head=value_head, lora=adapters, loaded=loaded or init is not None)
     engine = Engine(builder, job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)

@@ -187,7 +187,7 @@ class StageTrainer(Trainer):
     def on_held_out_tasks(self, step: int) -> dict[str, float]:
         """Scores on tasks of the test split, where the stage asks for them."""
         asked = self.stage.validation
-        if asked is None or not (step % asked.every == 0 or step == self.stage.steps):
+        if asked is None or not (step % asked.every == 0 or step == self.stage.steps or self.ended_by()):
             return {}
         chosen = self.tasks.some(asked.prompts)
         true = self._played(chosen, asked.samples, step)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from ...core.background import Background
+from ...core.background import Background, wait_for_all
 from ...core.checkpoint import WAIT_SECONDS
 from ...core.errors import ConfigError, StorageError
 from ...core.files import file_digest, make_folder, settle, storage_errors, sync_folder
@@ -115,11 +115,11 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
         stop = job.mesh.any_rank(job.stop_asked)
         with job.stands_still():
             due = stop or done % stage.checkpoint_every == 0
-            settle_state(writer, wait=due or done == stage.steps)
+            settle_state(job, writer, wait=due or done == stage.steps)
             if due and job.mesh.is_main:
                 writer = keep(job, stage.name, folder, trainer)
             if stop or done == stage.steps:
-                settle_state(writer, wait=True)
+                settle_state(job, writer, wait=True)
         if stop and done < stage.steps:
             raise StopRequested
         begun = time.monotonic()
@@ -251,9 +251,10 @@ def keep(job: Job, stage: str, folder: Path, trainer: TokenizerTrainer) -> Backg
     return writer
 
 
-def settle_state(writer: Background | None, wait: bool) -> None:
-    """Raise the error of a state that was written, or with `wait` is to be."""
-    if writer is not None and (wait or not writer.is_alive()) and (error := writer.wait(WAIT_SECONDS)) is not None:
+def settle_state(job: Job, writer: Background | None, wait: bool) -> None:
+    """Raise the error of a state that was written, or with `wait` is to be: then all ranks wait for the main one."""
+    error = wait_for_all(writer, job.mesh.any_rank, WAIT_SECONDS) if wait else writer and writer.error
+    if error is not None:
         raise error
 
 

@@ -56,6 +56,8 @@ def nan(prompt, answer, info):
     return float("nan")
 
 def hangs(prompt, answer, info):
+    with open("calls", "a") as file:
+        file.write("x")
     time.sleep(100)
 
 def sometimes(prompt, answer, info):
@@ -233,6 +235,9 @@ if __name__ == "__main__":
         done.stdout + done.stderr
     )
     assert sorted(place.iterdir()) == before
+    screen = " ".join(done.stdout.split())
+    assert "Test tasks: mean reward, greedy: empty answer 0" in screen and "has not recorded" not in screen
+    assert "report.html" not in screen and "Next:" not in screen  # nothing is left to look at
 
 
 def play_lane(place: Path, cases: list[tuple[str, Any]]) -> dict[str, str]:
@@ -284,7 +289,7 @@ def test_what_goes_wrong_in_a_users_files_is_named(place: Path) -> None:
         for name in ("raises", "nan", "sometimes")
     }
     cases["hangs"] = ["grpo", "env.train=rows.jsonl", "env.reward=worse.py:hangs", "env.deadline_s=0.5", *common]
-    cases["hangs"] += ["stages.rl.samples_per_prompt=2", "stages.rl.prompts_per_step=1"]
+    cases["hangs"] += ["stages.rl.samples_per_prompt=4"]
     cases["sometimes"] += ["stages.rl.prompts_per_step=9"]  # all rows, of which one is bad
     cases["ppo"] = ["ppo", "env.train=rows.jsonl", "env.reward=my.py:score", *common]
     (place / "other.jsonl").write_text(ROWS)
@@ -297,7 +302,7 @@ def test_what_goes_wrong_in_a_users_files_is_named(place: Path) -> None:
     for name, said in {
         "raises": ("RolloutError", "32 of 32 samples are Invalid", "worse.py", "ZeroDivisionError"),
         "nan": ("RolloutError", "32 of 32 samples are Invalid", "worse.py:nan", "nan"),
-        "hangs": ("RolloutError", "2 of 2 samples are Invalid", "worse.py:hangs", "0.5 s"),
+        "hangs": ("RolloutError", "16 of 16 samples are Invalid", "worse.py:hangs", "0.5 s"),
         "bad": ("ConfigError", "bad.jsonl:11: not JSON"),
         "mute": ("ConfigError", "mute.jsonl:11: template: 'question' is undefined"),
         "absent": ("ConfigError", "absent.jsonl", "no such file"),
@@ -307,6 +312,7 @@ def test_what_goes_wrong_in_a_users_files_is_named(place: Path) -> None:
     for name in ("raises", "nan", "hangs"):  # what was done before stays
         run = place / "runs" / name
         assert (run / "stages" / "start.json").exists() and not (run / "stages" / "rl.json").exists()
+    assert (place / "calls").read_text() == 5 * "x"  # of 16 samples 4 may be Invalid: the others are not waited for
     assert "sometimes" not in errors and "ppo" not in errors
     metrics = json.loads((place / "runs" / "sometimes" / "metrics.jsonl").read_text())
     assert metrics["invalid"] == 8 and metrics["reward/mean"] > 0
@@ -335,7 +341,7 @@ def test_options_that_do_not_fit_are_refused(
         (["grpo", *own], "add --reward FILE.py:NAME"),
         (["grpo", *own, "--env", "my.py:Echo"], "--data: the environment my.py:Echo gives its own tasks and scores"),
         (["grpo", *own, "--reward", "mi.py:score"], "mi.py: no such file; did you mean 'my.py'?"),
-        (["grpo", *own, "--reward", "my.py"], "my.py"),
+        (["grpo", *own, "--reward", "my.py"], "my.py' names no function; write it as "),
         (
             ["grpo", "--model", "tinny", "--data", "rows.jsonl", "--reward", "exact"],
             "tinny: neither a folder nor a hub id",

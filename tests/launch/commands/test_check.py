@@ -423,6 +423,14 @@ def test_a_rehearsal_samples_ahead_where_the_recipe_does(tmp_path: Path) -> None
         assert spa["rollouts"]["ahead"] == kept
 
 
+def test_a_rehearsal_keeps_clips_in_every_part_of_them(tmp_path: Path) -> None:
+    config = recipe.load(
+        "video-gpu", ("stages.rlvr.env={train_part: [0.97, 1.0]}", "stages.pretrain.env={train_part: [0.0, 0.97]}")
+    )
+    made = {stage["name"]: stage for stage in rehearse.turned_down(config, None, tmp_path).settings["stages"]}
+    assert [made[name]["env"]["train_part"] for name in ("pretrain", "rlvr")] == [[0.0, 0.5], [0.5, 1.0]]
+
+
 def test_a_users_arguments_are_not_turned_down(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     config = recipe.load(
@@ -506,6 +514,8 @@ def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         (["grpo"], "grpo: trains on a task of your own; add --model FOLDER"),
         (["sokoban-tiny", "--data", "x"], "--data: sokoban-tiny trains on a task of its own"),
         (["a", "b"], "write `terrella check RECIPE` or `terrella check env NAME`"),
+        (["env"], "check env: which environment? write `terrella check env file.py:Name`"),
+        (["my.py:Task"], "is checked by `terrella check env my.py:Task`"),
     ],
 )
 def test_the_command_line_says_how_it_is_used(words: list[str], message: str) -> None:
@@ -726,3 +736,39 @@ def test_code_of_ones_own_that_runs_in_the_ranks_is_imported_apart(
 def test_a_folder_with_other_files_is_found(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     assert any("thesis.tex" in line for line in failures(recipe.load(str(CASES / "own-data.yaml")), tmp_path))
+
+
+CHECKED = """
+import sys
+from terrella.data import tokenizers
+from terrella.launch import cli
+
+read = []
+load = tokenizers.HFTokenizer.__init__
+
+def counted(self, folder, **options):
+    read.append(folder)
+    load(self, folder, **options)
+
+tokenizers.HFTokenizer.__init__ = counted
+try:
+    cli.main(sys.argv[1:])
+except SystemExit as end:
+    print("LEFT", end.code, len(read), "megatron" in sys.modules)
+"""
+
+
+def test_a_check_imports_no_megatron_and_reads_a_tokenizer_once(tmp_path: Path) -> None:
+    """What it would spend half of its time with."""
+    write_byte_tokenizer(tmp_path / "tiny")
+    write_weights(
+        ModelConfig(layers=1, hidden=32, heads=2, kv_heads=2, ffn=48, vocab=byte_vocab(), max_positions=256),
+        tmp_path / "tiny",
+    )
+    answers = ("stages.rl.max_new_tokens=4", "stages.evaluate.max_new_tokens=4")
+    words = [word for setting in (*of_ones_own("grpo", tmp_path), *answers) for word in ("--set", setting)]
+    words += ["--model", str(tmp_path / "tiny"), "--run", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-c", CHECKED, "check", "grpo", *words], capture_output=True, text=True, timeout=600
+    )
+    assert done.stdout.splitlines()[-1] == "LEFT 0 1 False", done.stdout + done.stderr

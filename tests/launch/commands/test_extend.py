@@ -10,7 +10,7 @@ from terrella.core import schema
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe
 from terrella.launch.back import back_to
-from terrella.launch.extend import extend, with_steps
+from terrella.launch.extend import explain, extend, with_steps
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ def test_steps_change_rl_stages_and_lift_their_budget() -> None:
 def test_a_finished_run_goes_on_and_keeps_what_it_had(finished: Path) -> None:
     config = with_steps(recipe.load("demo"), ("rl=90",))
     assert extend(finished, config) == ["rl"]
+    assert f"its old results are in {finished / 'set-aside'}" in explain(finished, ["rl"])
     done = {path.stem for path in (finished / "stages").glob("*.json")}
     everything = {s.name for s in config.stages}
     assert everything - done == {"rl", "evaluate", "export"}  # what rests on rl runs again, the other arm does not
@@ -61,6 +62,13 @@ def test_a_finished_run_goes_on_and_keeps_what_it_had(finished: Path) -> None:
     _, lease = runs.create(finished, config)  # the same command opens it
     lease.release()
     assert extend(finished, config) == []  # and changes nothing more
+
+
+def test_a_run_that_was_stopped_in_its_first_stage_has_no_old_results(tmp_path: Path) -> None:
+    run, lease = runs.create(tmp_path / "run", recipe.load("demo"))
+    lease.release()
+    assert extend(run.path, with_steps(recipe.load("demo"), ("rl=90",))) == ["rl"]
+    assert explain(run.path, ["rl"]) == f"{run.path}: going on with rl to step 90"
 
 
 def test_the_tables_of_what_runs_again_go_aside_and_those_of_other_stages_stay(finished: Path) -> None:

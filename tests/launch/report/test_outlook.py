@@ -69,3 +69,31 @@ def test_the_program_is_named_as_it_was_started(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     assert program_name(str(tmp_path / ".venv" / "bin" / "terrella")) == ".venv/bin/terrella"
     assert program_name("/x/terrella/__main__.py") == "python -m terrella"
+
+
+def test_an_evaluation_alone_says_its_scores_and_points_to_nothing_that_goes_with_it(tmp_path: Path) -> None:
+    for folder in ("results", "stages"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "config.yaml").write_text("name: evaluate\nstages:\n- {kind: eval, name: evaluate}\n")
+    (tmp_path / "stages" / "evaluate.json").write_text("{}")
+    cells = [
+        '{"value": 0.25, "low": 0.0, "high": 0.5, "n": 4}',
+        '{"value": 1.0, "low": -Infinity, "high": Infinity, "n": 1}',
+    ]
+    cells.append('{"value": NaN, "low": NaN, "high": NaN, "n": 0}')
+    names = ("empty answer", "start", "demonstrations")
+    rows = ", ".join(
+        f'{{"name": "{name}", "kind": "baseline", "cells": [{cell}]}}' for name, cell in zip(names, cells, strict=True)
+    )
+    (tmp_path / "results" / "evaluate.json").write_text(
+        f'{{"title": "Test tasks", "columns": ["greedy"], "rows": [{rows}]}}'
+    )
+    screen = " ".join(ending(tmp_path).split())
+    assert screen.startswith(
+        "Nothing was trained; the evaluations say: Test tasks, greedy: empty answer 0.25 (0 to 0.5); start 1; "
+        "demonstrations no valid result."
+    )
+    assert "Report:" in screen and "Next:" in screen
+    screen = ending(tmp_path, kept=False)
+    assert "Test tasks, greedy" in screen and "warnings" in screen.lower()
+    assert "Report:" not in screen and "Next:" not in screen and str(tmp_path) not in screen

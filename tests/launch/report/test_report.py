@@ -253,7 +253,7 @@ def test_learning_signs_are_noticed():
         "clipped",
         "disagree",
         "alarm “stall” at step 3",
-        "30 rollouts, up to 10.0 % of a step’s",
+        "30 rollouts, up to 10.0 % of a step’s, left out of the statistics; report.html says why",
     ):
         assert sign in text
     (many,) = (finding for finding in found if "rollouts" in finding.text)
