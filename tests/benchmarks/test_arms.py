@@ -90,3 +90,12 @@ def test_what_is_no_finished_run_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="has not reached its evaluation"):
         arms.main([str(run), "--bench", "spa", "--out", str(tmp_path / "out.csv")])
     assert not (tmp_path / "out.csv").exists()
+
+
+def test_tables_of_one_title_are_told_apart(run: Path) -> None:
+    cooler = json.loads((run / "results" / "evaluate-Rooms.json").read_text())
+    (run / "results" / "evaluate-Rooms-t0.5.json").write_text(json.dumps(cooler))
+    assert {title for title, *_ in arms.scores(run)} == {
+        "Rooms: success (evaluate-Rooms)",
+        "Rooms: success (evaluate-Rooms-t0.5)",
+    }
