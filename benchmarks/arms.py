@@ -39,17 +39,20 @@ def read(path: Path) -> Any:
 
 
 def scores(run: Path) -> Iterator[tuple[str, str, str, float, float | None, float | None]]:
-    """(table's title, arm, column, value, low, high) of every number in the run's tables."""
-    found = sorted((run / "results").glob("*.json"))
+    """(table's title, arm, column, value, low, high) of every number in the run's tables. Tables that share a title,
+    such as those of several temperatures, are told apart by the names of their files.
+    """
+    found = {path: read(path) for path in sorted((run / "results").glob("*.json"))}
     if not found:
         raise SystemExit(f"{run}/results: holds no table; the run has not reached its evaluation")
-    for path in found:
-        table = read(path)
+    titles = [table["title"] for table in found.values()]
+    for path, table in found.items():
+        title = table["title"] if titles.count(table["title"]) == 1 else f"{table['title']} ({path.stem})"
         for row in table["rows"]:
             for column, cell in zip(_named(table["columns"]), row["cells"], strict=True):
                 cell = cell if isinstance(cell, dict) else {"value": cell}
                 if isinstance(cell.get("value"), int | float):  # words stand where nothing could be measured
-                    yield table["title"], row["name"], column, float(cell["value"]), cell.get("low"), cell.get("high")
+                    yield title, row["name"], column, float(cell["value"]), cell.get("low"), cell.get("high")
 
 
 def _named(columns: list[str]) -> list[str]:
