@@ -74,7 +74,7 @@ def interfaces(repeats: int) -> Iterator[Figure]:
     """Sokoban through the interfaces to other trainers, where they are installed; over OpenEnv and verifiers, both
     sides together.
     """
-    from ..rl.exchange.offers import Play, find_offer
+    from ..rl.exchange.named_worlds import Play, find_offer
 
     offer, words = find_offer("SimpleSokoban"), random.Random(0).choices(("Up", "Down", "Left", "Right"), k=300)
 

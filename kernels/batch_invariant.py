@@ -3,8 +3,8 @@ the last bit.
 
 Libraries choose a matrix product's tiling, and so its order of summation, by the number of rows. Under
 `batch_invariant()` every product of two matrices takes one fixed tile and runs through the inner dimension in one
-order; attention (models/attention.py, models/pooled.py) goes row by row. Norm, rotation, gate and log-prob kernels work
-a row at a time anyway.
+order; attention (models/attention.py, models/paged_decode.py) goes row by row. Norm, rotation, gate and log-prob
+kernels work a row at a time anyway.
 
 Shape suffixes: M rows, K inner dimension, N columns.
 """

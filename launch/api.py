@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from ..core.files import read_json
-from .own import EVALUATION, chosen_recipe, path_of, settings_of
+from .task_options import EVALUATION, chosen_recipe, path_of, settings_of
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from ..core import schema
 from ..core.errors import ConfigError
 from ..core.files import read_json, write_atomic
 from ..core.run import ASIDE, set_aside
-from .back import left_by
 from .recipe import Recipe, refuse_old_kinds
+from .rewind import left_by
 from .settings.base import OnPolicy, references
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core import schema
 from ..core.errors import ConfigError
-from ..rl.exchange.offers import GAME, PAGE, TABLE, Offer, table_offer
+from ..rl.exchange.named_worlds import GAME, PAGE, TABLE, Offer, table_offer
 from ..rl.worlds.base import World
 from .language import predictor
 from .text_model import model_folder
@@ -107,9 +107,9 @@ def _table(run: Path, folder: Path, true: Offer) -> tuple[Offer, Callable[[World
     """The true offer with frames of the model's size, and how the model's world is made."""
     from ..data.video_actions import ActionBins
     from ..models.video.training import load_tokenizer
+    from ..rl.video.artifacts import WEIGHTS, device
     from ..rl.video.config import VideoEnvironment
     from ..rl.video.imagine import ClipDecoder
-    from ..rl.video.made import WEIGHTS, device
     from ..rl.video.real2sim import WorldModelSimulator
     from ..rl.video.world import ImaginedTable
     from .recipe import Recipe

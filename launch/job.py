@@ -15,8 +15,8 @@ from ..core.files import write_json
 from ..core.mesh import Mesh
 from ..core.run import Run
 from ..models.config import ModelConfig
-from .pace import SLOW, Pace
 from .recipe import Recipe
+from .stragglers import SLOW, Pace
 
 log = logging.getLogger("terrella")
 

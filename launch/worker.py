@@ -26,11 +26,11 @@ from ..core.process import PARENT_VARIABLE, die_with_parent
 from ..core.progress import say
 from ..core.sinks import open_sinks
 from ..models.config import ModelConfig
-from .doubts import doubts
-from .outlook import stage_line
 from .recipe import Recipe
+from .recipe_warnings import find_warnings
 from .settings.base import dealt_evenly
 from .supervise import FINISHED, STOPPED, error_file
+from .terminal import stage_line
 
 # kind of stage -> module under launch/stages with a function `run(stage, job) -> outcome`, and perhaps `check(stage,
 # job)`, which refuses what the stage would miss later, such as weights that are not there: it is called before the
@@ -143,8 +143,8 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
     wanted = recipe.stages[: names.index(until) + 1 if until else None]
     left = [stage for stage in wanted if not job.mesh.any_rank(run.outcome(stage.name) is not None)]
     check_stages(left, job)
-    for where, doubt in doubts(recipe):
-        job.warn(f"{where}: {doubt}")
+    for where, warning in find_warnings(recipe):
+        job.warn(f"{where}: {warning}")
     try:
         for stage in left:
             if job.mesh.any_rank(job.stop_asked):

@@ -17,7 +17,7 @@ from ..core.layout import DocumentLayout
 from ..kernels.batch_invariant import is_batch_invariant
 from ..kernels.decode_attention import cached_attention
 from ..kernels.decode_cache import PAGE, CacheLayer, Rows
-from .ragged import ragged_attention
+from .varlen_attention import ragged_attention
 
 
 class _GatherKeys(torch.autograd.Function):

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from ..core.errors import ConfigError
 from .config import ModelConfig
+from .expert_decode import ExpertWeights, expert_weights, routed
 from .rope import inverse_frequencies, rotate, rotation_table
-from .routed import ExpertWeights, expert_weights, routed
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from .. import kernels
 from ..core.mcore.wgrad import add_weight_grad
 from ..kernels.batch_invariant import is_batch_invariant
-from .grouped import can_group, lay_side_by_side, lie_evenly, product, side_by_side
+from .expert_matmul import can_group, lay_side_by_side, lie_evenly, product, side_by_side
 
 
 def _weight_grads(

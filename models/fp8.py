@@ -1,6 +1,6 @@
-"""The two halves of a dense layer (models/halves.py) with their matrix products in fp8: a scale for each token and for
-each row of a weight, made anew every time, so that nothing is remembered between steps. The head's copies are kept the
-same way; its products are in the loss kernel.
+"""The two halves of a dense layer (models/fused_layer.py) with their matrix products in fp8: a scale for each token and
+for each row of a weight, made anew every time, so that nothing is remembered between steps. The head's copies are kept
+the same way; its products are in the loss kernel.
 
 Norms, attention, residual sums and what is kept for the backward pass stay in bf16, sums in fp32. The weights' fp8
 copies, one for each way a product reads them, are made once after every change of the weights and are never saved.
@@ -32,7 +32,7 @@ from ..kernels import (
     swiglu_scaled,
 )
 from .config import ModelConfig
-from .halves import norm_gradient, weight_gradient
+from .fused_layer import norm_gradient, weight_gradient
 
 Products = Literal["forward", "dgrad", "all"]  # in fp8: forward, with the inputs' gradients, with the weights' too
 # Tensor cores add up fp8 products with some 14 bits unless they are told to carry sums over to fp32 now and then. What
@@ -202,7 +202,7 @@ class _After(torch.autograd.Function):
 def before_attention(
     x_TH: torch.Tensor, norm_H: torch.Tensor, weight_CH: torch.Tensor, eps: float, low: LayerWeights
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As in models/halves.py."""
+    """As in models/fused_layer.py."""
     return _Before.apply(x_TH, norm_H, weight_CH, eps, low)  # type: ignore[return-value]
 
 
@@ -216,6 +216,6 @@ def after_attention(
     eps: float,
     low: LayerWeights,
 ) -> torch.Tensor:
-    """As in models/halves.py."""
+    """As in models/fused_layer.py."""
     weights = out_HA, norm_H, up_2FH, down_HF
     return _After.apply(attended_TA, residual_TH, *weights, eps, low)  # type: ignore[return-value]

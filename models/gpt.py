@@ -24,8 +24,8 @@ from ..core.mcore.transformer import transformer_config
 from ..kernels import Scaled
 from . import te
 from .config import ModelConfig
+from .cuda_graphs import GraphedBlock
 from .fp8 import LayerWeights, Weight, check_fp8
-from .graphed import GraphedBlock
 from .heads import ValueHead, make_head
 from .layers import PackedInput, block_spec, layer_spec
 from .lora import LoraConfig, attach, initial_adapter, is_added

@@ -32,11 +32,11 @@ from .. import kernels
 from ..core.errors import ConfigError
 from ..core.layout import DocumentLayout
 from ..kernels.batch_invariant import is_batch_invariant
-from . import fp8, halves
+from . import fp8, fused_layer
 from .attention import packed_attention
-from .dispatch import choose_dispatcher
+from .expert_dispatch import choose_dispatcher
 from .experts import GroupedExperts
-from .halves import weight_gradient
+from .fused_layer import weight_gradient
 from .replay import Balance, attach_replay
 from .rope import rotate
 
@@ -245,8 +245,8 @@ class Layer(TransformerLayer):
         return residual + out, None
 
     def _whole_weights(self) -> bool:
-        """Whether the functions of models/halves.py do what the modules would: a dense block, no other tensor ranks,
-        no adapters.
+        """Whether the functions of models/fused_layer.py do what the modules would: a dense block, no other tensor
+        ranks, no adapters.
         """
         if self.config.tensor_model_parallel_size > 1 or not isinstance(self.mlp, GatedMLP) or is_batch_invariant():
             return False
@@ -269,7 +269,7 @@ class Layer(TransformerLayer):
         attention: Any = self.self_attention
         first, second = self.input_layernorm, self.pre_mlp_layernorm
         before, after, low = (
-            (halves.before_attention, halves.after_attention, ())
+            (fused_layer.before_attention, fused_layer.after_attention, ())
             if self.low is None
             else (fp8.before_attention, fp8.after_attention, (self.low,))
         )

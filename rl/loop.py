@@ -25,10 +25,10 @@ from .algorithms.config import PPO, Algorithm
 from .loop_settings import LoopSettings
 from .objective import logprob_score, make_loss
 from .rollout.ahead import Ahead
-from .rollout.anew import Played, take_or_retake
 from .rollout.episodes import rollout
+from .rollout.resample import Played, take_or_retake
 from .rollout.sampler import Sampler, SamplingParams
-from .values import check, describe, training_values
+from .step_record import check, describe, training_values
 
 
 class Trainer:

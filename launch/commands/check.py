@@ -13,8 +13,8 @@ import click
 from ...core.errors import ConfigError, TerrellaError
 from ...data.trajectory import Invalid
 from .. import recipe as recipes
-from ..own import chosen_recipe, own_options, require_own
-from ..own import settings_of as own_settings
+from ..task_options import chosen_recipe, own_options, require_own
+from ..task_options import settings_of as own_settings
 
 if TYPE_CHECKING:
     from ...core.health import Check

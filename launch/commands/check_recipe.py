@@ -23,12 +23,12 @@ from ...models.geometry import count
 from ...rl.environment import Split
 from ...rl.hosted import CHECKING_S
 from ...rl.own.config import DataEnvironment, OwnEnvironment
-from ..doubts import doubts
 from ..extras import needed
 from ..plan.layout import Work
 from ..plan.memory import memory
 from ..plan.of_recipe import layout_of
 from ..recipe import Recipe
+from ..recipe_warnings import find_warnings
 from ..settings.base import Export, OnPolicy, dealt_evenly, needs_reference, retention_of
 from ..settings.verbs import Collect, Reinforce, Score, Start, Tune
 from ..worker import model_of, stage_check
@@ -48,7 +48,7 @@ def look(recipe: Recipe, folder: Path) -> Iterator[Check]:
     yield _disk(recipe, folder)
     if (ours := guarded("--run", lambda: require_ours(folder) or "")).level == "fail":
         yield ours
-    yield from (Check("warn", where, doubt) for where, doubt in doubts(recipe))
+    yield from (Check("warn", where, warning) for where, warning in find_warnings(recipe))
     yield from _own_code(recipe)
     yield from _stages(recipe, alone(recipe, folder))
 

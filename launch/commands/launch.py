@@ -13,12 +13,12 @@ import click
 
 from ...core.errors import TerrellaError
 from .. import recipe as recipes
-from ..own import require_own
 from ..recipe_files import chosen
 from ..slurm import cluster
 from ..slurm import submit as jobs
 from ..slurm.render import JOB_SHELL, Plan, load, render, sweep_settings
 from ..slurm.settings import RESTARTS, JobSettings
+from ..task_options import require_own
 
 
 def _print_job_shell(context: click.Context, _option: click.Parameter, asked: bool) -> None:

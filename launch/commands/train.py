@@ -18,13 +18,13 @@ from ...core.ports import free_port
 from ...core.profile import PROFILE_VARIABLE
 from ...core.secret import make_secret, read_secret
 from .. import recipe as recipes
-from ..back import back_to as undo_to
 from ..extend import explain, extend, with_steps
 from ..extras import require_packages
 from ..nodes import GATHER_S, Place, choose_interface, gather, introduce, join, require_shared
-from ..own import chosen_recipe, own_options, require_own, settings_of
+from ..rewind import back_to as undo_to
 from ..settings.verbs import Collect
 from ..supervise import STOPPED, Span, run_workers
+from ..task_options import chosen_recipe, own_options, require_own, settings_of
 
 
 @click.command()
@@ -241,8 +241,8 @@ def _tell(folder: Path) -> None:
     """What happened, in plain words, and where to look. A rehearsal's folder goes with it, and its model learnt
     nothing.
     """
-    from ..outlook import ending
     from ..rehearse import REHEARSAL_VARIABLE
+    from ..terminal import ending
 
     if os.environ.get(REHEARSAL_VARIABLE):
         return

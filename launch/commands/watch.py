@@ -126,7 +126,7 @@ def queue_depths(folder: Path) -> dict[str, int]:
 
 def slow_ranks(folder: Path) -> list[str]:
     """Ranks that the run itself found to hold the others up, in words."""
-    from ..pace import SLOW, Slow
+    from ..stragglers import SLOW, Slow
 
     return [Slow(**slow).text() for slow in (read_json(folder / SLOW) or {"ranks": []})["ranks"]]
 

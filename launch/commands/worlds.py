@@ -31,7 +31,7 @@ worlds.add_command(imagine)
 )
 def list_worlds(tag_files: tuple[str, ...]) -> None:
     """Name every world, how long an episode is and what its actions are."""
-    from ...rl.exchange.offers import find_offer, names
+    from ...rl.exchange.named_worlds import find_offer, names
 
     for name in names(*tag_files):
         offer = find_offer(name, *tag_files)
@@ -68,7 +68,7 @@ def serve(
     """
     import uvicorn
 
-    from ...rl.exchange.offers import find_offer
+    from ...rl.exchange.named_worlds import find_offer
     from ...rl.exchange.to_openenv import app_of
 
     folder = Path(what)

@@ -22,10 +22,10 @@ from ...data.trajectory import Invalid, Trajectory
 from ...rl.journal import ReplaySampler
 from ...rl.objective import logprob_score
 from ...rl.preparation import sampler_drift, score_rows
-from ...rl.rollout.anew import make_or_remake
+from ...rl.rollout.resample import make_or_remake
 from ...rl.rollout.sampler import Sampler
+from ...rl.step_record import require_agreement
 from ...rl.tasks import Lesson, Tasks
-from ...rl.values import require_agreement
 from ..job import Job
 from ..settings.base import sources
 from ..settings.verbs import Collect

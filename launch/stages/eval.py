@@ -15,11 +15,11 @@ from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.evaluation import TEST, Evaluation, Judged, Results
 from ...rl.objective import logprob_score
-from ...rl.rollout.anew import make_or_remake
+from ...rl.rollout.resample import make_or_remake
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
-from ..doubts import met_by, require_clear
 from ..job import Job
+from ..recipe_warnings import met_by, require_clear
 from ..settings.verbs import Arm, Collect, Reinforce, Score, Tune
 from .common import sampling
 from .verbs import environment, require_judged, require_sampler, require_tasks

@@ -9,7 +9,7 @@ from typing import Any
 from ...core.batch import PackedBatch
 from ...core.engine import Engine, LossFn
 from ...core.progress import Progress
-from ...rl.values import require_finite
+from ...rl.step_record import require_finite
 from ..job import Job
 from ..settings.verbs import Tune
 from ..settings.web import Training

@@ -21,7 +21,7 @@ from ...rl.loop import Trainer
 from ...rl.loop_settings import LoopSettings
 from ...rl.objective import logprob_score
 from ...rl.preparation import require_valid
-from ...rl.rollout.anew import Played, take_or_retake
+from ...rl.rollout.resample import Played, take_or_retake
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
 from ..job import Job, log

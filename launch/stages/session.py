@@ -19,12 +19,12 @@ from ...rl.algorithms.config import Algorithm
 from ...rl.health import Health, sample_values
 from ...rl.journal import Event, Journal, JournalSampler, JournalStream, ReplaySampler
 from ...rl.preparation import require_valid
-from ...rl.rollout.anew import Played, take_or_retake
 from ...rl.rollout.config import Rollouts
 from ...rl.rollout.open import as_stream, open_sampler
+from ...rl.rollout.resample import Played, take_or_retake
 from ...rl.rollout.sampler import Sampler
 from ...rl.rollout.stream import Stream
-from ...rl.values import describe, lengths_table
+from ...rl.step_record import describe, lengths_table
 from ..job import Job, log
 from .common import Checkpoints, build_engine, step_folder
 

@@ -19,13 +19,13 @@ from ...core.errors import ConfigError, StorageError
 from ...core.files import file_digest, json_digest, make_folder, read_json, write_json
 from ...core.progress import Progress
 from ...core.rng import fold
-from ...rl.rollout.anew import make_or_remake
+from ...rl.rollout.resample import make_or_remake
 from ...rl.statistics import proportion
 from ...rl.video import recorded
+from ...rl.video.artifacts import action_bins, frozen_tokenizer
 from ...rl.video.clips import Episodes
 from ...rl.video.detector import succeeded
 from ...rl.video.imagine import ClipDecoder
-from ...rl.video.made import action_bins, frozen_tokenizer
 from ...rl.video.policies import VideoPolicy
 from ...rl.video.real2sim import (
     ENDINGS,

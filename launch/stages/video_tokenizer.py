@@ -28,10 +28,10 @@ from ...models.video.tokenizer import VideoTokenizer, utilisation
 from ...models.video.training import TokenizerTrainer, save_tokenizer
 from ...rl.environment import Split
 from ...rl.rewards.video import frame_metrics
+from ...rl.video.artifacts import WEIGHTS, device, episodes_of
 from ...rl.video.clips import Episodes, training_clip
 from ...rl.video.config import VideoEnvironment
 from ...rl.video.imagine import to_pictures
-from ...rl.video.made import WEIGHTS, device, episodes_of
 from ..job import Job, StopRequested
 from ..settings.video import VideoTokenizerTraining
 from .verbs import made_for

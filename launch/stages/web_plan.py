@@ -13,8 +13,8 @@ from ...core.progress import Progress as Bar
 from ...core.rng import fold
 from ...data.packing import pack, unpack
 from ...rl.evaluation import percent
-from ...rl.rollout.anew import make_or_remake
 from ...rl.rollout.open import open_sampler
+from ...rl.rollout.resample import make_or_remake
 from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.statistics import paired_difference, proportion
 from ...rl.web_pages.config import WebPageEnvironment

@@ -81,5 +81,5 @@ class TransitionsEnvironment:
     kind: Literal["transitions"]
     data: str  # the collect stage to train on
     test: str | None = None  # the collect stage to evaluate on, all of it; default: what `data` held out
-    tasks: ClassVar[str] = "agents.foretelling:TransitionTasks"
+    tasks: ClassVar[str] = "agents.prediction:TransitionTasks"
     sources: ClassVar[tuple[str, ...]] = ("data", "test")

@@ -7,7 +7,7 @@ import random
 from typing import Any, Literal
 
 from ...core.errors import ConfigError
-from .texts import Seeded, last_line, one_of, renderer_of, require
+from .common import Seeded, last_line, one_of, renderer_of, require
 
 
 class GymnasiumEnvironment(Seeded):

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from ...core.errors import ConfigError
 from ...core.http import fetch
-from .texts import LONGEST, Seeded, last_line, one_of, require, text_of
+from .common import LONGEST, Seeded, last_line, one_of, require, text_of
 
 LARGEST = 4 * LONGEST + 1_000_000  # bytes of one message
 

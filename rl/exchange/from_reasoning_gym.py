@@ -8,7 +8,7 @@ from typing import Any
 
 from ...core.errors import ConfigError
 from ..environment import Environment, Prompt, Score, Split
-from .texts import require
+from .common import require
 
 
 class ReasoningGymEnvironment(Environment):

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...core.errors import ConfigError
 from ..environment import Environment, Message, Prompt, Score, Split
-from .texts import require, text_of
+from .common import require, text_of
 
 WAIT_S = 600.0  # for one turn of the environment; deadline_s of the recipe is what ends it earlier
 HARNESS = "terrella_worlds"  # a chat without programs to install

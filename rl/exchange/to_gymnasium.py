@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ..worlds.base import Snapshot
-from .offers import Offer, Play, Turn, find_offer, names
+from .named_worlds import Offer, Play, Turn, find_offer, names
 
 LONGEST = 1_000_000  # characters of a text
 PRINTABLE = "".join(map(chr, range(32, 127)))  # what random texts are made of

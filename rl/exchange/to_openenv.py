@@ -18,7 +18,7 @@ from pydantic import Field
 
 from ...data.png import encode_png
 from ..worlds.base import WorldFault
-from .offers import Offer, Play, Turn
+from .named_worlds import Offer, Play, Turn
 
 
 class WorldAction(Action):

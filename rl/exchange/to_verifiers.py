@@ -21,8 +21,8 @@ from verifiers.v1.dialects.chat import message_to_wire
 
 from ...data.trajectory import Invalid
 from ..worlds.base import WorldFault
-from .in_text import WorldInText
-from .offers import Play, find_offer
+from .named_worlds import Play, find_offer
+from .text_play import WorldInText
 
 __all__ = ["ChatHarness", "WorldTaskset", "WorldsEnv"]  # verifiers finds its plugins by this list
 ANSWER_S = 600.0  # that one answer of a model may take

@@ -95,13 +95,13 @@ def fresh_tokenizer(environments: Sequence[EnvironmentSettings], vocab: int | No
         return given
     sites = next((settings for settings in environments if isinstance(settings, WebSiteEnvironment)), None)
     if sites is not None and vocab is not None:
-        from ..webrl.pieces import pieces_of as pieces_of_sites
+        from ..webrl.tokenizer import pieces_of as pieces_of_sites
 
         return pieces_of_sites(sites, vocab)
     worlds = [settings for settings in environments if isinstance(settings, WorldsEnvironment)]
     if not worlds:
         return ByteTokenizer()
-    from ..agents.pieces import pieces_of
+    from ..agents.tokenizer import pieces_of
     from ..worlds.tasks import named_tasks
 
     tasks = [task for s in worlds for task in named_tasks([*s.tags, *s.test_tags], s.tag_files, s.config).values()]

@@ -23,11 +23,11 @@ from ...core.errors import NumericsError
 from ...core.rng import fold, signed
 from ...data.trajectory import Routing
 from ...kernels.decode_cache import Rows, Tiles
-from ...models.pooled import Pool, PooledDecoder
+from ...models.paged_decode import Pool, PooledDecoder
 from .copying import Copying
-from .pages import Pages
+from .decode_step import COPIES, FIELDS, WINDOW, DecodeStep, bucket_of, to_device
+from .prefix_tree import Pages
 from .sampler import Sample, SampleRequest, SamplingParams, interleave
-from .step import COPIES, FIELDS, WINDOW, DecodeStep, bucket_of, to_device
 from .stream import Stream, Ticket
 
 CHUNK_TOKENS = 8192  # tokens of one pass over given tokens

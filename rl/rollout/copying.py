@@ -8,7 +8,7 @@ import torch
 
 from ...kernels.copying import AHEAD
 from ...models.config import ModelConfig
-from .step import COPIES
+from .decode_step import COPIES
 
 MOST_TOKENS = 16384  # of one pass, so that its logits stay within a few gigabytes
 WORTH = 1.15  # tokens a pass makes, times what a plain step costs less, before copying stays on

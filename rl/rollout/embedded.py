@@ -23,14 +23,14 @@ from ...kernels.batch_invariant import batch_invariant
 from ...kernels.decode_cache import PAGE
 from ...models.config import ModelConfig
 from ...models.decode import Decoder, KVCache, decode_weights
-from ...models.pooled import PooledDecoder, same_tensors
-from .choice import choose, plain
+from ...models.paged_decode import PooledDecoder, same_tensors
 from .continuous import ContinuousBatch, Use
 from .copying import copying_of
-from .room import Room, make_room, wanted
+from .decode_step import DecodeStep
+from .page_pool import Room, make_room, wanted
 from .sampler import Sample, SampleRequest, SamplingParams, interleave
-from .step import DecodeStep
 from .stream import Stream, Ticket
+from .token_choice import choose, plain
 
 WAVE = 256
 SLOTS = 4096

@@ -19,8 +19,8 @@ from ...core.engine import Engine
 from ...core.files import make_folder
 from ...core.mesh import Mesh
 from ...models.config import ModelConfig
+from ...models.expert_decode import lay_experts
 from ...models.lora import merged
-from ...models.routed import lay_experts
 from ..sync.adapter import AdapterTransport
 from ..sync.names import adapter_weights, engine_weights
 from ..sync.publish import SyncReport, send_again

@@ -26,10 +26,10 @@ import numpy as np
 from ...core.errors import ConfigError, NumericsError, SyncError, WorkerError
 from ...core.http import fetch
 from ...data.trajectory import Invalid
-from .guard import KEY_VARIABLE, header
+from .forced_spans import Piece, Plain, generate_in_spans
 from .routing import Routing
 from .sampler import Sample, SampleRequest, Unpublished
-from .spans import Piece, Plain, generate_in_spans
+from .server_auth import KEY_VARIABLE, header
 from .stream import Stream, Ticket
 from .vllm_config import VllmSettings, noted, request_arguments
 from .vllm_server import VllmServer

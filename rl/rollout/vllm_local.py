@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from ...core.errors import ConfigError, DeadlineError, NumericsError, WorkerError
 from ...data.trajectory import Invalid
+from .forced_spans import Piece, Plain, generate_in_spans
 from .sampler import Sample, SampleRequest
-from .spans import Piece, Plain, generate_in_spans
 from .vllm_config import VllmSettings, noted, request_arguments, use_newest_runner
 
 log = logging.getLogger("terrella")

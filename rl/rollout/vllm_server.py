@@ -19,7 +19,7 @@ from ...core.errors import DeadlineError, WorkerError
 from ...core.http import fetch
 from ...core.ports import free_port
 from ...core.process import die_with_parent, end_group_with, use_all_cores
-from .guard import GUARD, KEY_VARIABLE
+from .server_auth import GUARD, KEY_VARIABLE
 from .vllm_config import VllmSettings, use_newest_runner
 
 

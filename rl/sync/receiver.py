@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from ...core.process import end_with
-from .flat import Entry, checksum, checksums, view
+from .direct_load import Plan, joined, plan_copies
+from .flat_buffer import Entry, checksum, checksums, view
 from .sharded import Assembly
 from .shared_memory import open_shared
-from .straight import Plan, joined, plan_copies
 from .transports import MANIFEST, broadcast, make_group
 
 # tensors of one bucket: what was sent, what arrived, and the checksums of the latter

@@ -21,7 +21,7 @@ from ...models.config import ModelConfig
 from ...models.families import FAMILIES, hf_names
 from ...models.families.base import VOCABULARIES, qkv_runs
 from ...models.lora import is_added
-from .flat import flatten
+from .flat_buffer import flatten
 from .transports import Target, broadcast, buckets, call_all, make_group, with_checksums
 
 if TYPE_CHECKING:

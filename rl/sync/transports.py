@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ...core.files import make_folder, save_tensors, write_json
 from ...core.ports import free_port
 from ...core.store import open_store
-from .flat import checksum, checksums, flatten
+from .flat_buffer import checksum, checksums, flatten
 from .shared_memory import Shared
 
 Weights = Iterable[tuple[str, torch.Tensor]]

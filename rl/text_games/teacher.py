@@ -23,8 +23,8 @@ from ...core.errors import StorageError
 from ...core.files import storage_errors, write_atomic
 from ...core.rng import uniform
 from ...data.trajectory import Invalid
+from ..chat_completion import NO_ANSWER, complete
 from ..language import Question
-from ..served import NO_ANSWER, complete
 
 PART = 64  # answers that are waited for together
 REASONING = ("reasoning_content", "reasoning")  # where servers put what was thought before the answer

@@ -25,11 +25,11 @@ from ..rewards.video import Metric, require_weights
 from ..rollout.episodes import rollout
 from ..rollout.sampler import Sampler, SamplingParams
 from ..tasks import Gather, Lesson, Tasks
+from .artifacts import ACTIONS, Clip, Clips, action_bins, frozen_tokenizer
+from .collect import count_episodes, record_episodes, write_clips
 from .config import VideoEnvironment
 from .evaluate import ClipScores, copy_baseline, imagine, score_rows, without_repeats
 from .imagine import ClipDecoder, ClipTask, ImaginedClip, Judge, judge_by_clip
-from .made import ACTIONS, Clip, Clips, action_bins, frozen_tokenizer
-from .make import count_episodes, record_episodes, write_clips
 from .measures import room, time_table
 from .results import ClipJudgement, VideoResults
 

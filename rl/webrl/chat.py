@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...core.errors import ConfigError
 from ...data.trajectory import Invalid
-from ..served import NO_ANSWER, complete
+from ..chat_completion import NO_ANSWER, complete
 
 
 @dataclass(frozen=True)

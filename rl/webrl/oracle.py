@@ -12,9 +12,9 @@ from ...data.shards.writer import ordered_map
 from ...data.trajectory import Trajectory
 from ..worlds.web.generate import CONTENT, SiteTask
 from ..worlds.web.world import WebWorld
-from .astray import stray
 from .config import WebSiteEnvironment
 from .episode import WebEpisode, demonstrate
+from .near_misses import stray
 from .prompts import Prompter
 from .sites import Seat, make_world, pool_of, uses_browser
 from .steps import WebTrajectory, key_of

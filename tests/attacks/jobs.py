@@ -86,8 +86,8 @@ def _start(
     from terrella.core.errors import TerrellaError
     from terrella.core.mesh import Mesh
     from terrella.launch import recipe as recipes
-    from terrella.launch.back import back_to
     from terrella.launch.job import Job, StopRequested
+    from terrella.launch.rewind import back_to
     from terrella.launch.worker import STAGES
 
     lease = None

@@ -18,7 +18,7 @@ import yaml
 from terrella.models.config import ModelConfig
 from terrella.models.stand_in import write_weights
 from terrella.rl.webrl.config import WebSiteEnvironment
-from terrella.rl.webrl.pieces import pieces_of
+from terrella.rl.webrl.tokenizer import pieces_of
 from terrella.rl.worlds.web.sites.base import PASSWORD, USER
 from terrella.tests.integration import test_web
 from terrella.tests.integration.live_sites import (

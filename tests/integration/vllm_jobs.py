@@ -16,7 +16,7 @@ from terrella.models.config import ModelConfig
 from terrella.models.gpt import build_gpt
 from terrella.models.hf import hf_tensors, write_folder
 from terrella.rl.objective import logprob_score, make_loss
-from terrella.rl.rollout.guard import KEY_VARIABLE
+from terrella.rl.rollout.server_auth import KEY_VARIABLE
 from terrella.rl.sync.names import engine_weights
 from terrella.rl.sync.publish import publish
 from terrella.rl.sync.transports import BroadcastTransport, DiskTransport
@@ -230,9 +230,9 @@ def killed_for_others(folder: str, environment: dict[str, str]) -> dict[str, Any
 
     import torch.distributed as dist
 
-    from terrella.rl.rollout.anew import make_or_remake
     from terrella.rl.rollout.config import Vllm
     from terrella.rl.rollout.open import open_sampler
+    from terrella.rl.rollout.resample import make_or_remake
     from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
 
     os.environ |= environment

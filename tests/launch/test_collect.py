@@ -19,7 +19,7 @@ from terrella.data.tokenizers import TOKENIZER, ByteTokenizer
 from terrella.data.trajectory import Role, TokenSequence
 from terrella.launch import recipe
 from terrella.launch.commands.check_recipe import alone, look
-from terrella.launch.doubts import doubts, met_by, require_clear
+from terrella.launch.recipe_warnings import find_warnings, met_by, require_clear
 from terrella.launch.settings.verbs import Collect
 from terrella.launch.stages import collect, sft
 from terrella.launch.stages import eval as evaluation
@@ -198,16 +198,16 @@ stages:
 def test_an_arm_that_is_judged_by_other_rules_is_told_of(tmp_path: Path) -> None:
     """How a model is asked may differ between arms; what its episodes are paid for is said, in check and in the run."""
     asked = recipe.load(str(write(tmp_path, ARMS.replace("PLAY", "{fmt: think, random_actions: 1}"))))
-    assert [*doubts(asked)] == []
+    assert [*find_warnings(asked)] == []
     assert met_by(asked.stages[-1].arms[1], asked.stages[-1], asked).fmt == "think"
     paid = recipe.load(str(write(tmp_path, ARMS.replace("PLAY", "{max_turns: 4, format_penalty: -1.0}"))))
-    ((where, text),) = doubts(paid)
+    ((where, text),) = find_warnings(paid)
     assert where == "stages.eval.arms"
     assert text.startswith("'after' is judged as it was trained, with max_turns = 4 (not 2), format_penalty = -1.0")
     found = [(check.level, check.what) for check in look(paid, tmp_path / "run")]
     assert ("warn", "stages.eval.arms") in found and not [what for level, what in found if level == "fail"]
     chosen = ARMS.replace("PLAY", "{max_turns: 4}").replace("model: sft}", "model: sft, env: {max_turns: 4}}")
-    assert [*doubts(recipe.load(str(write(tmp_path, chosen))))] == []  # the arm says so
+    assert [*find_warnings(recipe.load(str(write(tmp_path, chosen))))] == []  # the arm says so
 
 
 def test_arms_of_one_model_keep_their_episodes_apart(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from terrella.core.ports import free_port
 from terrella.core.secret import make_secret, read_secret
 from terrella.launch import nodes
 from terrella.launch.nodes import Place, choose_interface, disagreement, gather, introduce, join, require_shared
-from terrella.rl.rollout.guard import Guard
+from terrella.rl.rollout.server_auth import Guard
 from terrella.tests.sampling import in_turn
 
 SECRET = b"s" * 64

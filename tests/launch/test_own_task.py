@@ -356,14 +356,14 @@ def test_options_that_do_not_fit_are_refused(
 
 @pytest.mark.parametrize("length", [200, 256, 400, 999])
 def test_a_template_of_one_long_line_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    from terrella.launch import own
+    from terrella.launch import task_options
 
     monkeypatch.chdir(tmp_path)
     for name in ("rows.jsonl", "my.py"):
         Path(name).touch()
     text = ("Answer briefly. {{ question }} " * length)[:length]
     given = {"template": text, "data": "rows.jsonl", "reward": "my.py:score"}
-    assert own.settings_of("grpo", given) == (
+    assert task_options.settings_of("grpo", given) == (
         f"env.train={json.dumps(str(tmp_path / 'rows.jsonl'))}",
         f"env.reward={json.dumps(str(tmp_path / 'my.py') + ':score')}",
         f"env.template={json.dumps(text)}",
@@ -388,7 +388,7 @@ except AttributeError as error:
 def test_what_other_processes_cannot_import_is_refused() -> None:
     import types
 
-    from terrella.launch.own import path_of
+    from terrella.launch.task_options import path_of
     from terrella.rl.environment import Environment
     from terrella.rl.rewards.answers import exact
 

@@ -12,7 +12,7 @@ from terrella.data.tokenizers import ByteTokenizer
 from terrella.data.trajectory import Invalid, Role, TokenSequence, Trajectory
 from terrella.launch import recipe
 from terrella.launch.commands.check_recipe import alone
-from terrella.launch.doubts import doubts
+from terrella.launch.recipe_warnings import find_warnings
 from terrella.launch.settings.verbs import Reinforce
 from terrella.launch.stages.on_policy import StageTrainer, picture
 from terrella.launch.stages.session import Session
@@ -75,14 +75,14 @@ def test_mistakes_are_named(more: str, message: str) -> None:
         stage(more)
 
 
-def test_a_deadline_of_rollouts_acts_or_is_doubted() -> None:
+def test_a_deadline_of_rollouts_acts_or_is_warned_of() -> None:
     """With `ahead` alone; what earlier releases wrote into every run is no setting, and runs of theirs go on."""
     told = {
         ahead: recipe.load("sokoban-tiny", [f"stages.rlvr.rollouts={{deadline_s: 60, ahead: {ahead}}}"])
         for ahead in (0, 1)
     }
-    ((where, text),) = doubts(told[0])
-    assert where == "stages.rlvr.rollouts.deadline_s" and "set ahead to 1" in text and [*doubts(told[1])] == []
+    ((where, text),) = find_warnings(told[0])
+    assert where == "stages.rlvr.rollouts.deadline_s" and "set ahead to 1" in text and [*find_warnings(told[1])] == []
     assert stage("algorithm: {kind: grpo}\nrollouts: {ahead: 1, deadline_s: 60}").rollouts.step_s == 60
     old = stage("algorithm: {kind: grpo}\nrollouts: {deadline_s: 3600.0}").rollouts
     assert old.step_s == Rollouts().step_s == 3600
@@ -90,11 +90,11 @@ def test_a_deadline_of_rollouts_acts_or_is_doubted() -> None:
     assert differences({"deadline_s": 3600.0, "ahead": 1}, Rollouts(ahead=1, deadline_s=60)) != []
 
 
-def test_seeds_that_are_trained_on_and_held_out_are_doubted() -> None:
+def test_seeds_that_are_trained_on_and_held_out_are_warned_of() -> None:
     """The evaluation has 384 rooms from 123 on. Rooms of other tags are others."""
 
     def told(env: str) -> list[tuple[str, str]]:
-        return [*doubts(recipe.load("spa-sokoban-tiny", [f"stages.vanilla.env={env}"]))]
+        return [*find_warnings(recipe.load("spa-sokoban-tiny", [f"stages.vanilla.env={env}"]))]
 
     ((where, text),) = told("{first_seed: 506}")
     assert where == "stages.vanilla.env.first_seed"

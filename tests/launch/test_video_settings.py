@@ -15,11 +15,11 @@ from terrella.core.mesh import Mesh
 from terrella.core.rng import fold
 from terrella.launch import recipe, released
 from terrella.launch.commands.check_recipe import look
-from terrella.launch.doubts import doubts
+from terrella.launch.recipe_warnings import find_warnings
 from terrella.launch.settings.video import VideoReal2Sim, VideoTokenizerTraining
+from terrella.rl.video.artifacts import action_bins
 from terrella.rl.video.clips import Episodes, place_in, training_clip
 from terrella.rl.video.config import VideoEnvironment, VideoReward
-from terrella.rl.video.made import action_bins
 from terrella.tests.rl.video import drawers
 
 
@@ -73,7 +73,7 @@ def test_the_distances_that_a_tokenizer_is_told_to_see_are_those_it_is_trained_o
 def test_distances_that_a_tokenizer_never_saw_are_told_of(tmp_path: Path) -> None:
     """Of the clips and of Real2Sim, with the setting; none where the tokenizer's window reaches as far."""
     given = ("env.context_reach=4", "stages.tokenizer.window=9", "stages.real2sim.frames=14", "env.horizon=4")
-    told = dict(doubts(recipe.load("video-tiny", given)))
+    told = dict(find_warnings(recipe.load("video-tiny", given)))
     trained = "behind their context frame; stage 'tokenizer' trains the tokenizer on 1 to 8 (window = 9) and never on 0"
     assert told == {
         "stages.tokens": f"by env.context_reach, history and horizon pictures lie 0 to 8 {trained}",
@@ -82,8 +82,8 @@ def test_distances_that_a_tokenizer_never_saw_are_told_of(tmp_path: Path) -> Non
     found = [check.what for check in look(recipe.load("video-tiny", given), tmp_path / "run") if check.level == "warn"]
     assert found == ["stages.tokens", "stages.real2sim"]
     near = (*given, "stages.tokenizer.window=0")
-    assert [*doubts(recipe.load("video-tiny", near))] == []
-    assert [*doubts(recipe.load("video-rt1-single"))] == []  # frames without a context
+    assert [*find_warnings(recipe.load("video-tiny", near))] == []
+    assert [*find_warnings(recipe.load("video-rt1-single"))] == []  # frames without a context
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from terrella.core.layout import context_rows, document_layout
-from terrella.models import attention, ragged
+from terrella.models import attention, varlen_attention
 from terrella.models.attention import packed_attention
 from terrella.tests.core.attention_reference import full_attention
 
@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("kernel", ["flash", "varlen", "by_length", "chosen"])
 def test_packed_attention(lengths: list[int], heads: tuple[int, int], ranks: int, kernel: str, monkeypatch) -> None:
-    if kernel == "flash" and (ragged.flash_function() is None or torch.cuda.get_device_capability() < (9, 0)):
+    if kernel == "flash" and (varlen_attention.flash_function() is None or torch.cuda.get_device_capability() < (9, 0)):
         pytest.skip("needs FlashAttention-4 and a Hopper GPU or newer")
-    monkeypatch.setattr(ragged, "_chosen", {})
+    monkeypatch.setattr(varlen_attention, "_chosen", {})
     if kernel != "chosen":
-        attend = attention._by_length if kernel == "by_length" else getattr(ragged, kernel)
-        monkeypatch.setattr(ragged, "choose", lambda *_: attend)
+        attend = attention._by_length if kernel == "by_length" else getattr(varlen_attention, kernel)
+        monkeypatch.setattr(varlen_attention, "choose", lambda *_: attend)
     bounds = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     draw = torch.Generator().manual_seed(1)
     wide = [

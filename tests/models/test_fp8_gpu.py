@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from terrella.models import fp8, halves
+from terrella.models import fp8, fused_layer
 from terrella.tests.models.test_fp8 import PRODUCT
 from terrella.tests.parallel.jobs import WIDE
 from terrella.tests.parallel.pool import run_ranks
@@ -44,7 +44,7 @@ def run(made: list[torch.Tensor], grads: list[torch.Tensor], dtype: torch.dtype,
     """Outputs and gradients of both halves, the first one's residual going to the second."""
     x, attended, qkv, first, out, second, up, down = leaves = [t.to(dtype).requires_grad_() for t in made]
     extra = () if low is None else (low,)
-    module: Any = halves if low is None else fp8
+    module: Any = fused_layer if low is None else fp8
     if low is not None:
         for place, weight in zip((low.qkv, low.out, low.up, low.down), (qkv, out, up, down), strict=True):
             place.cast(weight)

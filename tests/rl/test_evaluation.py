@@ -5,7 +5,7 @@ from typing import Any
 
 from terrella.core.files import make_folder, write_json
 from terrella.data.trajectory import Invalid
-from terrella.launch.outlook import ending
+from terrella.launch.terminal import ending
 from terrella.rl.evaluation import TEST, Evaluation, Results, reward_results
 
 FAULT = Invalid("my.py:score raised KeyError: 'x'")

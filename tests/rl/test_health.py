@@ -5,7 +5,7 @@ import pytest
 from terrella.core.errors import NumericsError
 from terrella.data.trajectory import Trajectory
 from terrella.rl.health import Health, HealthConfig, repetition, sample_values
-from terrella.rl.values import describe
+from terrella.rl.step_record import describe
 
 CONFIG = HealthConfig(baseline=2, patience=3, on_drift="warn")
 GOOD = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ...served import NO_ANSWER, complete
+from ...chat_completion import NO_ANSWER, complete
 from ..base import WorldFault
 
 _ANSWER = """Compare the answer of a student with the answer of the teacher. \

@@ -23,10 +23,10 @@ from terrella.launch.commands.check_env import check_environment, settings_of
 from terrella.launch.commands.check_preview import Shown, preview
 from terrella.launch.commands.check_recipe import alone, disk_foreseen, look, own_environments
 from terrella.launch.extras import needed
-from terrella.launch.own import GENERIC
 from terrella.launch.recipe_files import shipped
 from terrella.launch.settings.base import Retention
 from terrella.launch.stages import eval as evaluation
+from terrella.launch.task_options import GENERIC
 from terrella.models.config import ModelConfig
 from terrella.models.families import write_hf_config
 from terrella.models.geometry import count

@@ -9,8 +9,8 @@ from terrella.core import run as runs
 from terrella.core import schema
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe
-from terrella.launch.back import back_to
 from terrella.launch.extend import explain, extend, with_steps
+from terrella.launch.rewind import back_to
 
 
 @pytest.fixture

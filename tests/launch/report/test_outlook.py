@@ -7,7 +7,7 @@ import pytest
 
 from terrella.launch import recipe
 from terrella.launch.commands.recipes import catalogue
-from terrella.launch.outlook import ending, expected_seconds, in_words, program_name, seconds_left, stage_line
+from terrella.launch.terminal import ending, expected_seconds, in_words, program_name, seconds_left, stage_line
 from terrella.tests.launch.report.synthetic_run import make_run
 
 

@@ -11,7 +11,7 @@ import socket
 import uvicorn
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
 
-from terrella.rl.exchange.offers import find_offer
+from terrella.rl.exchange.named_worlds import find_offer
 from terrella.rl.exchange.to_openenv import app_of
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from terrella.launch.imagined import Imagining, offer_of
-from terrella.rl.exchange.offers import Play, find_offer
+from terrella.rl.exchange.named_worlds import Play, find_offer
 
 
 def main(run: str, world: str) -> None:

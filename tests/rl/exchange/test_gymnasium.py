@@ -17,7 +17,7 @@ from gymnasium.utils.env_checker import check_env
 from terrella.core.errors import ConfigError
 from terrella.launch.commands.check_env import settings_of
 from terrella.rl.exchange.from_gymnasium import GymnasiumEnvironment
-from terrella.rl.exchange.offers import names
+from terrella.rl.exchange.named_worlds import names
 from terrella.rl.exchange.to_gymnasium import id_of
 
 pytestmark = pytest.mark.integration  # of the environment with the extra worlds

@@ -5,7 +5,7 @@ import random
 
 from terrella.data.trajectory import Invalid
 from terrella.rl.exchange.imagined import Beside, ImaginedGrid
-from terrella.rl.exchange.offers import Offer, Play, find_offer
+from terrella.rl.exchange.named_worlds import Offer, Play, find_offer
 from terrella.rl.grid.imagination import GridDynamics
 from terrella.rl.text_games.evaluate import copy_answers
 from terrella.rl.text_games.world import ImaginedGame, TextGame, true_predictor

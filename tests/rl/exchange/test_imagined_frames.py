@@ -14,7 +14,7 @@ from terrella.data.video_actions import ActionBins
 from terrella.data.video_layout import VideoLayout
 from terrella.models.video.tokenizer import build_tokenizer
 from terrella.rl.exchange.imagined import Beside
-from terrella.rl.exchange.offers import Offer, Play
+from terrella.rl.exchange.named_worlds import Offer, Play
 from terrella.rl.rollout.sampler import Sample, SampleRequest
 from terrella.rl.video.imagine import ClipDecoder
 from terrella.rl.video.real2sim import WorldModelSimulator

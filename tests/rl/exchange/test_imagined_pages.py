@@ -11,7 +11,7 @@ import pytest
 
 from terrella.data.trajectory import Invalid
 from terrella.rl.exchange.imagined import Beside
-from terrella.rl.exchange.offers import Offer, Play, find_offer
+from terrella.rl.exchange.named_worlds import Offer, Play, find_offer
 from terrella.rl.rewards.web_page import NOTHING
 from terrella.rl.web_pages.changes import page_changes
 from terrella.rl.web_pages.data import load_transitions

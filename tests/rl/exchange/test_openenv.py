@@ -16,9 +16,9 @@ from openenv.cli._validation import validate_running_environment  # `openenv val
 from openenv.core import GenericEnvClient
 
 from terrella.core.errors import ConfigError
+from terrella.rl.exchange.common import text_of
 from terrella.rl.exchange.from_openenv import OpenEnvEnvironment, _drawn
-from terrella.rl.exchange.offers import Play, find_offer
-from terrella.rl.exchange.texts import text_of
+from terrella.rl.exchange.named_worlds import Play, find_offer
 
 PATIENCE_S = 300.0
 

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("openenv.core.env_server", reason="the extra openenv is not installed")
 from openenv.core import GenericEnvClient
 
-from terrella.rl.exchange.offers import Play, find_offer
+from terrella.rl.exchange.named_worlds import Play, find_offer
 from terrella.rl.web_pages.data import load_transitions
 from terrella.rl.web_pages.tree import items_f1
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("openenv.core.env_server", reason="the extra openenv is not installed")
 
-from terrella.rl.exchange.offers import Play, find_offer
+from terrella.rl.exchange.named_worlds import Play, find_offer
 from terrella.tests.rl.exchange.test_openenv import servers
 
 __all__ = ["servers"]  # a fixture

@@ -18,7 +18,7 @@ from terrella.data.trajectory import Invalid
 from terrella.rl.environment import End
 from terrella.rl.exchange import to_verifiers
 from terrella.rl.exchange.from_verifiers import VerifiersEnvironment
-from terrella.rl.exchange.in_text import WorldInText
+from terrella.rl.exchange.text_play import WorldInText
 from terrella.rl.hosted import Host
 from terrella.tests.rl.exchange.scripted_model import served
 

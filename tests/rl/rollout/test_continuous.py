@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from terrella.core.errors import ConfigError, NumericsError
 from terrella.models.config import ModelConfig
-from terrella.models.pooled import token_bytes
+from terrella.models.paged_decode import token_bytes
 from terrella.rl.multiturn import rollout_worlds
-from terrella.rl.rollout import continuous, embedded, step
+from terrella.rl.rollout import continuous, decode_step, embedded
 from terrella.rl.rollout.embedded import EmbeddedSampler
-from terrella.rl.rollout.pages import Pages
+from terrella.rl.rollout.prefix_tree import Pages
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 from terrella.tests.parallel.pool import run_ranks
 from terrella.tests.rl.rollout.test_embedded_sampler import CONFIG, weights
@@ -254,7 +254,7 @@ def test_pages_hold_what_they_are_said_to_hold() -> None:
 
 
 def test_batch_sizes() -> None:
-    assert [step.bucket_of(n, 2048) for n in (1, 8, 9, 200, 513, 1025, 2000, 2048)] == [
+    assert [decode_step.bucket_of(n, 2048) for n in (1, 8, 9, 200, 513, 1025, 2000, 2048)] == [
         8,
         8,
         16,
@@ -264,7 +264,7 @@ def test_batch_sizes() -> None:
         2048,
         2048,
     ]
-    assert step.bucket_of(300, 300) == 300
+    assert decode_step.bucket_of(300, 300) == 300
 
 
 def test_greedy_equals_transformers(tmp_path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from terrella.models.config import ModelConfig
-from terrella.models.pooled import token_bytes
+from terrella.models.paged_decode import token_bytes
 from terrella.rl.rollout import embedded
 from terrella.rl.rollout.config import Embedded
 from terrella.rl.rollout.copying import LONGEST_PAUSE, MOST_TOKENS, TRIAL, Copying

@@ -7,9 +7,9 @@ from terrella.core.errors import ConfigError, NumericsError
 from terrella.core.rng import key_tensor
 from terrella.models.config import ModelConfig
 from terrella.models.decode import Decoder, KVCache, decode_weights
-from terrella.rl.rollout.choice import choose
 from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
+from terrella.rl.rollout.token_choice import choose
 
 CONFIG = ModelConfig(
     layers=2,

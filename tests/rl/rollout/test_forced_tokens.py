@@ -10,8 +10,8 @@ from terrella.models.config import ModelConfig
 from terrella.models.decode import Decoder, KVCache, decode_weights
 from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.episodes import sampled_sequence
+from terrella.rl.rollout.forced_spans import Piece, generate_in_spans
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
-from terrella.rl.rollout.spans import Piece, generate_in_spans
 
 CONFIG = ModelConfig(layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, ffn=24, vocab=17, max_positions=64)
 

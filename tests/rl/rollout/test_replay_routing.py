@@ -15,8 +15,8 @@ from terrella.rl.journal import Journal
 from terrella.rl.multiturn import joined
 from terrella.rl.rollout import embedded
 from terrella.rl.rollout.embedded import EmbeddedSampler
+from terrella.rl.rollout.forced_spans import Piece, Plain, generate_in_spans
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
-from terrella.rl.rollout.spans import Piece, Plain, generate_in_spans
 from terrella.rl.rollout.vllm_config import VllmSettings, noted
 from terrella.tests.parallel.pool import run_ranks
 from terrella.tests.rl.invariant_jobs import EXPERTS

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from terrella.core.errors import SyncError
-from terrella.rl.sync.flat import checksum, checksums, flatten, view
+from terrella.rl.sync.direct_load import joined, plan_copies
+from terrella.rl.sync.flat_buffer import checksum, checksums, flatten, view
 from terrella.rl.sync.publish import publish, send_again
 from terrella.rl.sync.shared_memory import Shared, open_shared
-from terrella.rl.sync.straight import joined, plan_copies
 from terrella.rl.sync.transports import BroadcastTransport, DiskTransport, IpcTransport, buckets
 from terrella.tests.parallel.pool import run_ranks
 from terrella.tests.rl.sync.sync_targets import Engine, Worker

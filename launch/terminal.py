@@ -15,8 +15,8 @@ from typing import Any
 from ..core.errors import ConfigError
 from . import recipe as recipes
 from .commands.recipes import catalogue
-from .own import GENERIC
 from .recipe_files import shipped
+from .task_options import GENERIC
 
 WIDTH = 80
 

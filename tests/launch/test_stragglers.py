@@ -11,15 +11,17 @@ from terrella.core.metrics import MetricsFile
 from terrella.core.ports import free_port
 from terrella.core.run import Run
 from terrella.core.sinks import open_sinks
-from terrella.launch import pace
+from terrella.launch import stragglers
 from terrella.launch.commands.watch import queue_depths, slow_ranks, utilisation
-from terrella.launch.pace import PROBE_EVERY, WINDOW, Lap, Pace
 from terrella.launch.report.load import RunData
+from terrella.launch.stragglers import PROBE_EVERY, WINDOW, Lap, Pace
 from terrella.launch.supervise import Span, heartbeat_file, run_workers, standing
 from terrella.rl.journal import Journal
 
 
-def feed(watch: Pace, work: list[float], probe: list[float] | None = None, times: int = WINDOW + 1) -> list[pace.Slow]:
+def feed(
+    watch: Pace, work: list[float], probe: list[float] | None = None, times: int = WINDOW + 1
+) -> list[stragglers.Slow]:
     found = []
     for _ in range(times):
         watch.laps += 1
@@ -50,7 +52,7 @@ def test_of_two_ranks_the_slower_one_is_named_and_a_slow_device_by_its_product()
 
 def test_waiting_is_not_work_and_the_probe_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100, 1000, 10))
-    monkeypatch.setattr(pace.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(stragglers.time, "monotonic", lambda: float(next(clock)))
     watch = Pace(begun=0.0)
     watch.waited = 70.0
     assert watch.lap().work_s == 30.0
@@ -67,7 +69,9 @@ def test_values_of_the_moment_go_into_every_row(tmp_path: Path) -> None:
 def test_watch_reads_slow_ranks_and_queues(tmp_path: Path) -> None:
     assert slow_ranks(tmp_path) == [] and queue_depths(tmp_path / "journal") == {}
     (tmp_path / "logs").mkdir()
-    write_json(tmp_path / pace.SLOW, {"time": 0.0, "ranks": [{"rank": 5, "host": "n3", "ratio": 1.84, "what": "work"}]})
+    write_json(
+        tmp_path / stragglers.SLOW, {"time": 0.0, "ranks": [{"rank": 5, "host": "n3", "ratio": 1.84, "what": "work"}]}
+    )
     assert slow_ranks(tmp_path) == ["rank 5 on n3: work takes 1.8 x as long as on the median rank"]
     journal = Journal(tmp_path / "journal")
     journal.note("issued", 0, [0, 1, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from terrella.models.dispatch import _ToRows, _ToTokens, row_order
+from terrella.models.expert_dispatch import _ToRows, _ToTokens, row_order
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -22,7 +22,7 @@ from terrella.launch import recipe
 from terrella.launch.commands.check_recipe import look
 from terrella.rl.agents.config import TransitionsEnvironment, WorldsEnvironment
 from terrella.rl.agents.dynamics import LOST, ON, WON, answer, read
-from terrella.rl.agents.foretelling import ForetellingEpisode, Transition, TransitionTasks, compared
+from terrella.rl.agents.prediction import ForetellingEpisode, Transition, TransitionTasks, compared
 from terrella.rl.agents.tasks import WorldTasks
 from terrella.rl.language_tasks import Made
 from terrella.rl.rollout.sampler import Sample

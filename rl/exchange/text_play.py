@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..environment import Prompt
-from .offers import Offer, Play, find_offer
-from .texts import Seeded, last_line
+from .common import Seeded, last_line
+from .named_worlds import Offer, Play, find_offer
 
 
 class WorldInText(Seeded):

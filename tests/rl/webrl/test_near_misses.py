@@ -7,8 +7,8 @@ import random
 import pytest
 
 from terrella.data.tokenizers import ByteTokenizer
-from terrella.rl.webrl.astray import MISTAKES, SAID, WANDER, mistaken, stray
 from terrella.rl.webrl.episode import WebEpisode
+from terrella.rl.webrl.near_misses import MISTAKES, SAID, WANDER, mistaken, stray
 from terrella.rl.webrl.prompts import Prompter
 from terrella.rl.webrl.steps import WebTrajectory
 from terrella.rl.worlds.web.world import WebWorld

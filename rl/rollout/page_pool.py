@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from ...core.errors import ConfigError
-from ...models.pooled import Pool, PooledDecoder, token_bytes
+from ...models.paged_decode import Pool, PooledDecoder, token_bytes
 from .continuous import CHUNK_TOKENS
 from .copying import Copying
-from .pages import Pages
+from .decode_step import DecodeStep
+from .prefix_tree import Pages
 from .sampler import SampleRequest
-from .step import DecodeStep
 
 SPARE = 4  # a room to keep is made for requests that will have grown so much
 

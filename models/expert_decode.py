@@ -16,7 +16,7 @@ from ..kernels import sum_rows, weighted_swiglu
 from ..kernels.batch_invariant import is_batch_invariant
 from ..kernels.rows import row_order
 from .config import ModelConfig
-from .grouped import can_group, lay_side_by_side, product, side_by_side
+from .expert_matmul import can_group, lay_side_by_side, product, side_by_side
 
 
 @dataclass(frozen=True)

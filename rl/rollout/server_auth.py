@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 KEY_VARIABLE = "TERRELLA_SERVER_KEY"  # the key of servers that are not started by the run itself
-GUARD = "terrella.rl.rollout.guard.Guard"
+GUARD = "terrella.rl.rollout.server_auth.Guard"
 OPEN = ("/health",)
 
 

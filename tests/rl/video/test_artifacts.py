@@ -13,10 +13,10 @@ from terrella.data.schema import VIDEO, VIDEO_TOKENS
 from terrella.data.shards import ShardWriter
 from terrella.data.video_layout import VideoLayout
 from terrella.rl.language_tasks import Made
+from terrella.rl.video.artifacts import Clips
 from terrella.rl.video.clips import Episodes
+from terrella.rl.video.collect import count_episodes
 from terrella.rl.video.config import VideoEnvironment
-from terrella.rl.video.made import Clips
-from terrella.rl.video.make import count_episodes
 from terrella.rl.video.record import plans, record, require_table
 from terrella.rl.video.tasks import VideoTasks
 from terrella.rl.worlds.tabletop import PLAIN, TASKS, Table

@@ -3,9 +3,9 @@
 import pytest
 
 from terrella.launch import recipe
-from terrella.rl.webrl.pieces import pieces_of
 from terrella.rl.webrl.prompts import Prompter
 from terrella.rl.webrl.sites import make_world, pool_of
+from terrella.rl.webrl.tokenizer import pieces_of
 from terrella.tests.sampling import in_turn
 
 

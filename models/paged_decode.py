@@ -19,8 +19,8 @@ from ..kernels.decode_attention import append_kv, append_notes, cached_attention
 from ..kernels.decode_cache import CacheLayer, Rows, Shared, Tiles
 from .config import ModelConfig
 from .decode import DecodeWeights
+from .expert_decode import ExpertWeights, routed
 from .rope import inverse_frequencies, rotate, rotation_table
-from .routed import ExpertWeights, routed
 
 Norms = tuple[torch.Tensor, torch.Tensor] | None
 
@@ -45,7 +45,7 @@ def same_tensors(one: DecodeWeights, other: DecodeWeights) -> bool:
 
 class Pool:
     """Room for a number of pages in every layer. Which of them are in use is the host's knowledge alone
-    (rl/rollout/pages.py). With `notes` a position also holds the experts that were chosen for it in every layer.
+    (rl/rollout/prefix_tree.py). With `notes` a position also holds the experts that were chosen for it in every layer.
     """
 
     def __init__(self, config: ModelConfig, pages: int, page: int, like: torch.Tensor, notes: bool = False) -> None:

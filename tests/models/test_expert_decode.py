@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from terrella.models.config import ModelConfig
-from terrella.models.grouped import lay_side_by_side, side_by_side
-from terrella.models.routed import ExpertWeights, route, routed
+from terrella.models.expert_decode import ExpertWeights, route, routed
+from terrella.models.expert_matmul import lay_side_by_side, side_by_side
 from terrella.tests.parallel.pool import run_ranks
 
 CONFIG = ModelConfig(

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from terrella.core.layout import document_layout
-from terrella.models import graphed
-from terrella.models.graphed import GraphedBlock, shape_of
+from terrella.models import cuda_graphs
+from terrella.models.cuda_graphs import GraphedBlock, shape_of
 from terrella.models.layers import PackedInput
 from terrella.tests.models.graph_jobs import check_graphs
 from terrella.tests.sampling import sampled
@@ -32,14 +32,14 @@ def test_a_shape_is_captured_when_it_comes_back_and_never_more_than_a_few(monkey
         forward = type("Graph", (), {"pool": staticmethod(lambda: 7)})
 
     pools: list[int | None] = []
-    monkeypatch.setattr(graphed, "capture", lambda run, module, hidden, packed, pool: pools.append(pool) or Pair())
-    monkeypatch.setattr(graphed._Replay, "apply", lambda hidden, anchor, packed, pair, block: hidden + 1)
+    monkeypatch.setattr(cuda_graphs, "capture", lambda run, module, hidden, packed, pool: pools.append(pool) or Pair())
+    monkeypatch.setattr(cuda_graphs._Replay, "apply", lambda hidden, anchor, packed, pair, block: hidden + 1)
     block = GraphedBlock(lambda hidden, packed: hidden, torch.nn.Module())
     hidden = torch.zeros(1)
-    for length in range(1, graphed.MOST + 2):
-        found = [float(block(hidden, packed(length))) for _ in range(graphed.SEEN + 2)]
-        assert found == [0.0] * graphed.SEEN + ([1.0, 1.0] if length <= graphed.MOST else [0.0, 0.0])
-    assert pools == [None] + [7] * (graphed.MOST - 1)  # one pool for all: they never run at the same time
+    for length in range(1, cuda_graphs.MOST + 2):
+        found = [float(block(hidden, packed(length))) for _ in range(cuda_graphs.SEEN + 2)]
+        assert found == [0.0] * cuda_graphs.SEEN + ([1.0, 1.0] if length <= cuda_graphs.MOST else [0.0, 0.0])
+    assert pools == [None] + [7] * (cuda_graphs.MOST - 1)  # one pool for all: they never run at the same time
     block.forget()
     assert float(block(hidden, packed(1))) == 0.0
 
@@ -58,7 +58,7 @@ def test_capture_meets_no_kept_accumulator() -> None:
         return found
 
     assert kept in reached()
-    with graphed._stand_ins(layer, [layer.bias]) as (bias,):
+    with cuda_graphs._stand_ins(layer, [layer.bias]) as (bias,):
         assert kept not in reached()
         assert layer.bias is bias and bias.data_ptr() == dict(layer.named_parameters())["bias"].data_ptr()
         (gradient,) = torch.autograd.grad(layer(torch.ones(3)).sum(), [bias])
@@ -71,7 +71,7 @@ def test_an_older_forward_pass_is_refused() -> None:
     context = type("Context", (), {"block": block, "turn": 1})()
     block.turn = 2
     with pytest.raises(RuntimeError, match="another forward pass came before"):
-        graphed._Replay.backward(context, torch.zeros(1))
+        cuda_graphs._Replay.backward(context, torch.zeros(1))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs with real graphs in tests/parallel/test_gpu.py")

@@ -25,7 +25,7 @@ SCORING = (
 )
 
 
-def doubts(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def find_warnings(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Each with the setting that it is about."""
     for stage in recipe.stages:
         if isinstance(stage, Score):

@@ -22,9 +22,9 @@ from ...kernels.copying import AHEAD, propose
 from ...kernels.decode_cache import Rows, Shared, Tiles, tile_tokens
 from ...kernels.linear_logprob import linear_logprob
 from ...kernels.sample import sample_tokens
-from ...models.pooled import PooledDecoder
-from .choice import choose_rows
+from ...models.paged_decode import PooledDecoder
 from .sampler import SamplingParams
+from .token_choice import choose_rows
 
 FIELDS = ("token", "length", "count", "key", "cap", "low", "high", "top_k", "done")
 # of steps that copy: the count at which a row waits for the host, the place its last copy came from; and of a window,

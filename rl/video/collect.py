@@ -23,10 +23,10 @@ from ...data.video_actions import ActionBins
 from ...models.video.tokenizer import VideoTokenizer
 from ..environment import Split
 from ..language_tasks import Made
+from .artifacts import FOLDERS, action_bins, device, episodes_of, frozen_tokenizer
 from .clips import ClipPlace, Episodes, place_in
 from .config import VideoEnvironment
 from .imagine import to_pictures
-from .made import FOLDERS, action_bins, device, episodes_of, frozen_tokenizer
 
 LOOKED_AT = 480  # episodes of a split
 

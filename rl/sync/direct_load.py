@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from .flat import Entry
+from .flat_buffer import Entry
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from terrella.core.errors import ConfigError
-from terrella.rl.exchange.offers import Play, find_offer
+from terrella.rl.exchange.named_worlds import Play, find_offer
 from terrella.rl.worlds.base import WorldFault
 
 SOME = ["SimpleSokoban", "FrozenLake", "Sudoku", "Countdown", "MetamathQA", "Bandit", "WebShop", "text-game/brew-tea"]
@@ -61,7 +61,7 @@ def test_unknown_names_and_foreign_snapshots_are_refused() -> None:
 
 def test_worlds_need_no_torch() -> None:
     code = (
-        "import sys; from terrella.rl.exchange.offers import *; Play(find_offer('Countdown')).reset(1); "
+        "import sys; from terrella.rl.exchange.named_worlds import *; Play(find_offer('Countdown')).reset(1); "
         "print('torch' in sys.modules)"
     )
     assert (
