@@ -15,9 +15,9 @@ import torch
 
 from ...data.packing import TrainSequence, role_weight
 from ...data.trajectory import Invalid, Role, TokenSequence, Trajectory
-from ...kernels.advantage import group_advantage, spread_rows
+from ...kernels.advantage import group_advantage, spread_rows, variance_filter
 from ...kernels.policy import PolicySettings
-from .config import Policy
+from .config import GRPO, Policy, StarPOS
 
 Gather = Callable[[Any], list[Any]]  # every data-parallel rank's value
 
@@ -71,6 +71,25 @@ def action_tokens(trajectories: Sequence[Trajectory]) -> int:
 def rewards_of(trajectories: Sequence[Trajectory]) -> np.ndarray:
     """Rewards, 0 where Invalid."""
     return np.array([0.0 if isinstance(t.reward, Invalid) else float(t.reward) for t in trajectories], np.float64)
+
+
+def most_varied(config: GRPO | StarPOS, trajectories: Sequence[Trajectory], gather: Gather) -> list[Trajectory]:
+    """This rank's trajectories of the `keep` share of all ranks' groups with the largest std of rewards; at least
+    one group.
+    """
+    if config.keep == 1:
+        return list(trajectories)
+    rewards = rewards_of(trajectories)
+    parts = gather([(t.prompt_id, r, is_valid(t)) for t, r in zip(trajectories, rewards, strict=True)])
+    everything = [row for part in parts for row in part]
+    chosen = variance_filter(
+        torch.tensor([r for _, r, _ in everything]),
+        [prompt for prompt, _, _ in everything],
+        keep=config.keep,
+        valid_S=torch.tensor([v for _, _, v in everything]),
+    )
+    kept = {prompt for (prompt, _, _), hit in zip(everything, chosen.tolist(), strict=True) if hit}
+    return [t for t in trajectories if t.prompt_id in kept]
 
 
 def group_values(

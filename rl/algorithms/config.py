@@ -14,6 +14,12 @@ def at_most_one(settings: Any, *names: str) -> None:
             raise ValueError(f"{name}: {getattr(settings, name)} must be at most 1")
 
 
+def a_share(settings: Any, *names: str) -> None:
+    for name in names:
+        if not 0 < getattr(settings, name) <= 1:
+            raise ValueError(f"{name}: {getattr(settings, name)} must be in (0, 1]")
+
+
 @dataclass(frozen=True)
 class Policy:
     """What every policy-gradient algorithm can choose. Its defaults are GRPO's; the algorithms below change them.
@@ -57,6 +63,11 @@ class GRPO(Policy):
     kind: Literal["grpo"] = "grpo"
     # what a reward is compared with, and divided by
     scale: Literal["mean_std", "mean", "leave_one_out", "uniform_std"] = "mean_std"
+    keep: float = 1.0  # share of the groups that train, by the standard deviation of their rewards: StarPO-S's filter
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        a_share(self, "keep")
 
 
 @dataclass(frozen=True)
@@ -173,8 +184,7 @@ class StarPOS(PPO):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"keep: {self.keep} must be in (0, 1]")
+        a_share(self, "keep")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,10 @@ from ...data.packing import TrainSequence
 from ...data.trajectory import Trajectory
 from . import common
 from .common import Gather, Scores
+from .common import most_varied as keep
 from .config import GRPO
+
+__all__ = ["keep", "prepare"]
 
 
 def prepare(config: GRPO, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:

@@ -249,8 +249,10 @@ def test_starpo_s_keeps_the_most_uncertain_groups_of_all_ranks() -> None:
     mine = [trajectory(0, 0, 1.0), trajectory(0, 1, 0.0), trajectory(1, 0, 0.4), trajectory(1, 1, 0.6)]
     other = [(2, 5.0, True), (2, 0.0, True), (3, 1.0, True), (3, 1.0, True)]
     config = StarPOS(keep=0.5)
-    kept = algorithms.keep(config, mine, lambda value: [value, other])
-    assert {t.prompt_id for t in kept} == {0}  # groups 2 and 0 are the two of four, 2 lives elsewhere
+    for filtering in (config, GRPO(keep=0.5)):
+        kept = algorithms.keep(filtering, mine, lambda value: [value, other])
+        assert {t.prompt_id for t in kept} == {0}  # groups 2 and 0 are the two of four, 2 lives elsewhere
+    assert algorithms.keep(GRPO(), mine, alone) == mine
     assert {t.prompt_id for t in algorithms.keep(StarPOS(keep=0.25), mine, lambda value: [value, other])} == set()
     assert len(algorithms.keep(StarPOS(keep=0.01), mine, alone)) == 2
     assert (config.clip_high, config.dual_clip, config.entropy_coef) == (0.28, 3.0, 0.001)
