@@ -19,6 +19,7 @@ import math
 import re
 import types
 import typing
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
@@ -493,6 +494,7 @@ class Words(str):
 
 
 ABSENT = Words("absent")  # in a difference: the key does not stand there
+THERE = Words("there")  # or the other side has none of this section
 
 
 def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any, Any]]:
@@ -508,6 +510,13 @@ def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any,
         now: dict[Any, Any] = {f.name: getattr(config, f.name) for f in kept}
     elif isinstance(config, dict) and isinstance(stored, dict):
         now = config
+    elif isinstance(config, list | tuple) and isinstance(stored, list) and (by_name := _by_name(stored, config)):
+        stored, now = by_name
+        both = [[name for name in half if name in other] for half, other in ((stored, now), (now, stored))]
+        if both[0] != both[1]:
+            return [(key, both[0], both[1])]
+        for name in sorted(stored.keys() ^ now.keys()):  # whole stages: that they are there says enough
+            stored[name], now[name] = (THERE, ABSENT) if name in stored else (ABSENT, THERE)
     elif isinstance(config, list | tuple) and isinstance(stored, list) and len(config) == len(stored):
         now, stored = dict(enumerate(config)), dict(enumerate(stored))
     else:
@@ -529,6 +538,15 @@ def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any,
         for name in names
         for found in differences(stored.get(name, ABSENT), now.get(name, ABSENT), f"{key}.{name}" if key else str(name))
     ]
+
+
+def _by_name(stored: list[Any], config: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Both lists as mappings, where every item has a name of its own, as stages have."""
+    old = {item.get("name"): item for item in stored if isinstance(item, dict)}
+    new = {getattr(item, "name", None): item for item in config}
+    if None in old or None in new or len(old) < len(stored) or len(new) < len(config):
+        return None
+    return old, new
 
 
 def _at_default(config: Any, field: dataclasses.Field) -> bool:

@@ -37,15 +37,17 @@ def evaluate_agent(
         raise ConfigError(
             f"--url {teacher.url}: no episode could be finished; is the address right, and the key in TERRELLA_API_KEY?"
         )
+    tries = sorted({1, samples})
     rows = [
-        (name, kind, [one, many]) for name, kind, one, many in baseline_rows(task, range(first, first + seeds), samples)
+        (name, kind, [one, many][: len(tries)])
+        for name, kind, one, many in baseline_rows(task, range(first, first + seeds), samples)
     ]
-    rows.insert(1, (teacher.model, "model", [scores.passes(1), scores.passes(samples)]))
+    rows.insert(1, (teacher.model, "model", [scores.passes(k) for k in tries]))
     return {
         "title": f"{tag}: success",
-        "columns": ["Pass@1", f"Pass@{samples}"],
+        "columns": [f"Pass@{k}" for k in tries],
         "rows": [{"name": name, "kind": kind, "cells": [c.to_cell() for c in cells]} for name, kind, cells in rows],
-        "note": f"{seeds} seeds from {first}, {samples} samples each, {scores.invalid} invalid samples left out; "
+        "note": f"{seeds} seeds from {first}, {samples} sample{'s' * (samples > 1)} each, {scores.invalid} invalid samples left out; "
         f"format right in {100 * scores.format_ok.value:.1f} % of turns, last action had an effect in "
         f"{100 * scores.effective.value:.1f} %, {scores.tokens.value:.0f} words an episode",
     }

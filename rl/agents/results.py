@@ -67,18 +67,19 @@ class AgentResults:
     def tables(self, tag: str) -> dict[str, dict[str, Any]]:
         """The table of success, and the table of what the arms did, cost and know."""
         evaluation, k = self.evaluation, self.samples
+        tries = sorted({1, k})
         instances: list[Instance] = evaluation.tasks[tag]
         seeds = [instance.seed for instance in instances]
         rows, facts, ceiling = [], [], []
         for name, kind, first, last in baseline_rows(instances[0].task, seeds, k):
             # chance decides random play either way
-            cells = [*([first.to_cell()] if self.greedy else []), first.to_cell(), last.to_cell()]
+            cells = [*([first.to_cell()] if self.greedy else []), *[e.to_cell() for e in (first, last)[: len(tries)]]]
             (ceiling if kind == "ceiling" else rows).append({"name": name, "kind": kind, "cells": cells})
         for name in evaluation.models:
             scores, kind = self.sampled(name, tag), evaluation.kind_of(name)
             alone = [self.certain(name, tag).passes(1).to_cell()] if self.greedy else []
             rows.append(
-                {"name": name, "kind": kind, "cells": [*alone, scores.passes(1).to_cell(), scores.passes(k).to_cell()]}
+                {"name": name, "kind": kind, "cells": [*alone, *[scores.passes(n).to_cell() for n in tries]]}
             )
             known = [{"value": v} if math.isfinite(v) else "none" for v in evaluation.probes[name, tag]]
             spent = [{"value": cost} for cost in evaluation.costs[name]]
@@ -89,9 +90,9 @@ class AgentResults:
         return {
             tag: {
                 "title": f"{tag}: success",
-                "columns": [*(["greedy"] if self.greedy else []), "Pass@1", f"Pass@{k}"],
+                "columns": [*(["greedy"] if self.greedy else []), *[f"Pass@{n}" for n in tries]],
                 "rows": rows + ceiling,
-                "note": f"{len(seeds)} seeds from {seeds[0]}, {k} samples each at temperature {self.temperature:g}; "
+                "note": f"{len(seeds)} seeds from {seeds[0]}, {k} sample{'s' * (k > 1)} each at temperature {self.temperature:g}; "
                 f"unbiased Pass@k; 95 % intervals over seeds. {invalid} invalid samples left out.",
             },
             f"{tag}-turns": {

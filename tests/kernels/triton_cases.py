@@ -334,14 +334,23 @@ SUBSETS = {
 def compare_policy(h, w, targets, terms, settings, doc, vocab_size, grad_bound=3e-6):
     got = linear_policy_loss(h, w, targets, terms, settings, doc_N=doc, vocab_size=vocab_size)
     got.loss.backward()
-    h2, w2 = h.detach().double().requires_grad_(), w.detach().double().requires_grad_()
     documents = None if doc is None else Documents(doc)
-    want = reference_policy_loss(h2, w2, targets, terms, settings, documents=documents, vocab_size=vocab_size)
-    want.loss.backward()
+
+    def reference(dtype):
+        like = [x.detach().to(dtype).requires_grad_() for x in (h, w)]
+        said = reference_policy_loss(*like, targets, terms, settings, documents=documents, vocab_size=vocab_size)
+        said.loss.backward()
+        return said, [x.grad for x in like]
+
+    want, exact = reference(torch.float64)
     assert abs(got.loss.item() - want.loss.item()) <= 2e-5 * (1 + abs(want.loss.item()))
     torch.testing.assert_close(got.logprob_N.double(), want.logprob_N, atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(got.entropy_N.double(), want.entropy_N, atol=2e-5, rtol=1e-5)
-    assert norm_error(h.grad, h2.grad) <= grad_bound and norm_error(w.grad, w2.grad) <= grad_bound
+    errors = [norm_error(x.grad, g) for x, g in zip((h, w), exact, strict=True)]
+    if max(errors) > grad_bound:  # a sum over a whole document may cancel: fp32 itself is then as far from fp64
+        assert h.dtype == torch.float32
+        single = reference(torch.float32)[1]
+        assert max(errors) <= 1.5 * max(norm_error(g, e) for g, e in zip(single, exact, strict=True))
     assert got.sums.keys() == want.sums.keys()
     for name, value in want.sums.items():
         assert abs(got.sums[name].item() - value.item()) <= 1e-4 * (1 + abs(value.item())), name
