@@ -47,7 +47,8 @@ def evaluate_agent(
         "title": f"{tag}: success",
         "columns": [f"Pass@{k}" for k in tries],
         "rows": [{"name": name, "kind": kind, "cells": [c.to_cell() for c in cells]} for name, kind, cells in rows],
-        "note": f"{seeds} seeds from {first}, {samples} sample{'s' * (samples > 1)} each, {scores.invalid} invalid samples left out; "
+        "note": f"{seeds} seeds from {first}, {samples} sample{'s' * (samples > 1)} each, "
+        f"{scores.invalid} invalid samples left out; "
         f"format right in {100 * scores.format_ok.value:.1f} % of turns, last action had an effect in "
         f"{100 * scores.effective.value:.1f} %, {scores.tokens.value:.0f} words an episode",
     }

@@ -88,6 +88,17 @@ def count(model: ModelConfig) -> Counts:
     return Counts(attention, mlp, active, table, 0 if model.tied else table, model.layers)
 
 
+def adapter_parameters(model: ModelConfig, rank: int) -> int:
+    """Parameters of low-rank adapters: an A and a B for each of q, k, v, the output projection, and gate, up and down
+    where they are dense.
+    """
+    q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    ends = [(model.hidden, q), (model.hidden, kv), (model.hidden, kv), (q, model.hidden)]
+    if not model.experts:
+        ends += [(model.hidden, model.ffn), (model.hidden, model.ffn), (model.ffn, model.hidden)]
+    return model.layers * rank * sum(read + written for read, written in ends)
+
+
 def flops_per_token(model: ModelConfig, sequence: float) -> float:
     """Arithmetic of one trained token, forward and backward, attention counted causally: the numerator of every MFU
     here.

@@ -186,7 +186,8 @@ def reward_table(
         "unit": "reward",
         "columns": [heat(t) for t in temperatures],
         "rows": rows,
-        "note": f"n = {tasks}, {evaluation.samples} sample{'s' * (evaluation.samples > 1)} each above temperature 0; 95 % intervals. "
+        "note": f"n = {tasks}, {evaluation.samples} sample{'s' * (evaluation.samples > 1)} each above temperature 0; "
+        "95 % intervals. "
         f"{before}{left_out(faults)}",
         **({"invalid": left_out(faults)} if faults else {}),
     }

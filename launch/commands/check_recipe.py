@@ -19,7 +19,7 @@ from ...core.config import ParallelConfig, check_layout
 from ...core.errors import ConfigError, TerrellaError, describe_error, missing_extra
 from ...core.health import Check
 from ...core.run import require_ours
-from ...models.geometry import count
+from ...models.geometry import adapter_parameters, count
 from ...rl.environment import Split
 from ...rl.hosted import CHECKING_S
 from ...rl.own.config import DataEnvironment, OwnEnvironment
@@ -112,25 +112,16 @@ def _layout(recipe: Recipe) -> Iterator[Check]:
 
 
 def _memory(recipe: Recipe) -> Iterator[Check]:
-    """The fullest rank while it trains, by the estimates of `terrella plan`, with reference and critic."""
-    tokens = max((_microbatch(stage) for stage in recipe.stages), default=0)
-    if not tokens or recipe.ranks % recipe.parallel.model_size:
+    """The fullest rank in the stage that takes most, by the estimates of `terrella plan`, with reference and critic."""
+    trained = [stage for stage in recipe.stages if _microbatch(stage)]
+    if not trained or recipe.ranks % recipe.parallel.model_size:
         return
-    layout = layout_of(recipe)
-    used = memory(Work(model_of(recipe), tokens, layout.data), layout)
-    wide = SAVED[recipe.precision.params] / 2.0  # the estimate is for bf16
-    rl = [stage for stage in recipe.stages if isinstance(stage, OnPolicy)]
-    parts = {"weights": used.weights * wide, "gradients": used.gradients, "optimizer": used.optimizer}
-    parts["activations"] = (used.activations + used.working) * wide
-    if any(map(needs_reference, rl)):
-        parts["reference"] = parts["weights"]
-    if any(stage.critic is not None for stage in rl):
-        parts["critic"] = parts["weights"] + parts["gradients"] + parts["optimizer"]
+    stage, parts = max(((s, _held(recipe, s)) for s in trained), key=lambda held: sum(held[1].values()))
     breakdown = ", ".join(f"{name} {_size(amount)}" for name, amount in parts.items())
     total = sum(parts.values())
     text = (
-        f"about {_size(total)} on the fullest rank, beside what a sampler caches ({breakdown}; {tokens} tokens at a "
-        "time)"
+        f"about {_size(total)} on the fullest rank in stage '{stage.name}', beside what a sampler caches ({breakdown}; "
+        f"{_microbatch(stage)} tokens at a time)"
     )
     device = _device_memory()
     if device is not None and total > 0.95 * device:
@@ -138,6 +129,25 @@ def _memory(recipe: Recipe) -> Iterator[Check]:
         yield Check("fail", "memory", f"{text}; the GPU has {_size(device)}", fix)
         return
     yield Check("ok", "memory", text)
+
+
+def _held(recipe: Recipe, stage: Any) -> dict[str, float]:
+    """Bytes of what a rank holds while a stage trains."""
+    model, layout = model_of(recipe), layout_of(recipe)
+    used = memory(Work(model, _microbatch(stage), layout.data), layout)
+    wide = SAVED[recipe.precision.params] / 2.0  # the estimate is for bf16
+    parts = {"weights": used.weights * wide, "gradients": used.gradients, "optimizer": used.optimizer}
+    if adapters := getattr(stage, "lora", None):
+        share = adapter_parameters(model, adapters.rank) / count(model).total
+        parts = {"weights": parts["weights"], **{name: parts[name] * share for name in ("gradients", "optimizer")}}
+        if isinstance(stage, OnPolicy):
+            parts["merged weights"] = parts["weights"]  # which the sampler reads
+    parts["activations"] = (used.activations + used.working) * wide
+    if isinstance(stage, OnPolicy) and needs_reference(stage):
+        parts["reference"] = used.weights * wide
+    if isinstance(stage, OnPolicy) and stage.critic is not None:
+        parts["critic"] = used.weights * wide + used.gradients + used.optimizer
+    return parts
 
 
 def _microbatch(stage: Any) -> int:

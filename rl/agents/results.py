@@ -78,9 +78,7 @@ class AgentResults:
         for name in evaluation.models:
             scores, kind = self.sampled(name, tag), evaluation.kind_of(name)
             alone = [self.certain(name, tag).passes(1).to_cell()] if self.greedy else []
-            rows.append(
-                {"name": name, "kind": kind, "cells": [*alone, *[scores.passes(n).to_cell() for n in tries]]}
-            )
+            rows.append({"name": name, "kind": kind, "cells": [*alone, *[scores.passes(n).to_cell() for n in tries]]})
             known = [{"value": v} if math.isfinite(v) else "none" for v in evaluation.probes[name, tag]]
             spent = [{"value": cost} for cost in evaluation.costs[name]]
             seen = [e.to_cell() for e in (scores.effective, scores.format_ok, scores.tokens, scores.actions)]
@@ -92,7 +90,8 @@ class AgentResults:
                 "title": f"{tag}: success",
                 "columns": [*(["greedy"] if self.greedy else []), *[f"Pass@{n}" for n in tries]],
                 "rows": rows + ceiling,
-                "note": f"{len(seeds)} seeds from {seeds[0]}, {k} sample{'s' * (k > 1)} each at temperature {self.temperature:g}; "
+                "note": f"{len(seeds)} seeds from {seeds[0]}, {k} sample{'s' * (k > 1)} each at temperature "
+                f"{self.temperature:g}; "
                 f"unbiased Pass@k; 95 % intervals over seeds. {invalid} invalid samples left out.",
             },
             f"{tag}-turns": {

@@ -81,7 +81,9 @@ class Staged(Config):
 def test_settings_of_stages_differ_by_the_stages_names(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     begin(folder, Staged(stages=(Stage("start"), Stage("sft"), Stage("rl", 20))))
-    differing = r"\(stages.rl.steps: 20 then, 30 now; stages.export: absent then, there now; stages.sft: there then, absent"
+    differing = (
+        r"\(stages.rl.steps: 20 then, 30 now; stages.export: absent then, there now; stages.sft: there then, absent"
+    )
     with pytest.raises(ConfigError, match=differing):
         runs.create(folder, Staged(stages=(Stage("start"), Stage("rl", 30), Stage("export"))))
     with pytest.raises(ConfigError, match=r"\(stages: \['start', 'sft', 'rl'\] then, \['start', 'rl', 'sft'\] now\)"):

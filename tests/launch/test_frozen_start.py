@@ -10,8 +10,9 @@ import torch
 
 from terrella.core.metrics import MetricsFile
 from terrella.launch import recipe
-from terrella.launch.commands.check_recipe import _memory
-from terrella.launch.settings.base import OnPolicy
+from terrella.launch.commands.check_recipe import _held, _memory
+from terrella.launch.settings.base import Lora, OnPolicy
+from terrella.models.geometry import GEOMETRIES, adapter_parameters
 from terrella.tests.golden.observe import comparable
 from terrella.tests.golden.play import CASES
 from terrella.tests.parallel.recipe_jobs import run_case
@@ -56,3 +57,15 @@ def test_rl_without_kl_builds_no_reference_and_trains_the_same(tmp_path: Path) -
 def test_memory_is_foreseen_for_a_reference_where_there_is_one() -> None:
     texts = [next(_memory(config)).text for config in (own_data(), reporting(own_data()), own_data(kl_coef=0.1))]
     assert ["reference" in text for text in texts] == [False, True, True]
+
+
+def test_memory_is_foreseen_for_adapters_alone_where_they_alone_are_trained() -> None:
+    # what PEFT says of all linear layers of Qwen2.5-1.5B at rank 16
+    assert adapter_parameters(GEOMETRIES["qwen2.5-1.5b"], 16) == 18_464_768
+    whole = own_data()
+    adapted = replace(whole, stages=[replace(s, lora=Lora(rank=2)) if hasattr(s, "lora") else s for s in whole.stages])
+    full, alone = ({s.name: _held(config, s) for s in config.stages[1:]} for config in (whole, adapted))
+    for name in full:
+        assert alone[name]["optimizer"] < full[name]["optimizer"] / 2
+        assert alone[name]["activations"] == full[name]["activations"]
+        assert ("merged weights" in alone[name]) == (name == "rl")
