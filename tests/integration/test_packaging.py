@@ -3,11 +3,14 @@ terrella`.
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from terrella.tests.launch.test_tutorial import FILES, SHELL
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,9 +41,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def call(site: Path, *command: str) -> subprocess.CompletedProcess:
-    env = {**os.environ, "PYTHONPATH": str(site)}
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=site, timeout=300)
+def call(site: Path, *command: str, place: Path | None = None) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=place or site, timeout=300)
 
 
 def test_the_wheel_answers_and_ships_its_data(site: Path) -> None:
@@ -53,6 +56,22 @@ def test_the_wheel_answers_and_ships_its_data(site: Path) -> None:
     assert dry.returncode == 0 and "sokoban-tiny" in dry.stdout, dry.stderr
     tags = call(site, sys.executable, "-c", "from terrella.rl.worlds.tasks import load_tasks; print(len(load_tasks()))")
     assert int(tags.stdout) > 5, tags.stderr
+
+
+def test_the_wheel_trains_on_rows_of_ones_own(site: Path, tmp_path: Path) -> None:
+    """From an empty folder, as docs/own_task.md has it, by what was installed alone."""
+    for name in ("rows.jsonl", "my.py", "tiny.py"):
+        (tmp_path / name).write_text(FILES[name])
+    with (tmp_path / "my.py").open("a") as mine:  # which package the processes of the run have
+        mine.write("\nimport terrella\nopen('where', 'w').write(terrella.__file__)\n")
+    made = call(site, sys.executable, "tiny.py", place=tmp_path)
+    assert made.returncode == 0, made.stderr
+    words = shlex.split(SHELL[-1])
+    done = call(site, sys.executable, str(site / "bin" / words[0]), *words[1:], place=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / words[words.index("--run") + 1]
+    assert (run / "export" / "model.safetensors").is_file() and (run / "report.html").is_file()
+    assert (tmp_path / "where").read_text() == str(site / "terrella" / "__init__.py")
 
 
 def test_the_wheel_holds_no_tests(site: Path) -> None:
