@@ -111,7 +111,8 @@ def rows_of(run: Path, bench: str, command: str, run_id: str | None = None) -> l
         for name, cell in outcome.items():
             arms, _, metric = name.partition("/")
             if " minus " in arms and isinstance(cell, dict):  # paired differences stand in no table
-                recorder.add(whole, arms, metric, cell["value"], SCORE_WITH_INTERVAL, cell["low"], cell["high"])
+                unit = SCORE if cell["low"] is None or cell["high"] is None else SCORE_WITH_INTERVAL
+                recorder.add(whole, arms, metric, cell["value"], unit, cell["low"], cell["high"])
     return recorder.rows
 
 

@@ -18,8 +18,10 @@ class Estimate:
     high: float
     n: int
 
-    def to_cell(self) -> dict[str, float | int]:
-        return {"value": self.value, "low": self.low, "high": self.high, "n": self.n}
+    def to_cell(self) -> dict[str, float | int | None]:
+        """As tables have it, in JSON that every reader takes: null where there is no number, as of one task's width."""
+        numbers = {"value": self.value, "low": self.low, "high": self.high}
+        return {name: x if math.isfinite(x) else None for name, x in numbers.items()} | {"n": self.n}
 
 
 def proportion(successes: int, n: int) -> Estimate:
