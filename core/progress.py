@@ -4,6 +4,7 @@ prints.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -24,8 +25,16 @@ def clock(seconds: float) -> str:
 
 def say(line: str) -> None:
     """Print a line of its own, in place of a live line that was left unfinished."""
-    sys.stdout.write(("\r\x1b[2K" if sys.stdout.isatty() else "") + line + "\n")
-    sys.stdout.flush()
+    _put(("\r\x1b[2K" if sys.stdout.isatty() else "") + line + "\n")
+
+
+def _put(text: str) -> None:
+    """Nobody may read it any more, as after Ctrl-C in `terrella train ... | tee log`: what is under way goes on."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Progress:
@@ -56,7 +65,6 @@ class Progress:
     def _print(self, line: str, keep: bool = True) -> None:
         if self.live:
             line = line[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be overwritten
-            sys.stdout.write(f"\r\x1b[2K{line}" + ("\n" if keep else ""))
+            _put(f"\r\x1b[2K{line}" + ("\n" if keep else ""))
         else:
-            sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+            _put(line + "\n")

@@ -131,9 +131,10 @@ def variance_filter(
     value_S, valid_S = _checked(rewards_S, valid_S)
     index_S = _group_index(group_ids, len(value_S))
     _, _, std_G = _group_moments(value_S, index_S, valid_S)
-    order_G = torch.argsort(std_G, descending=True, stable=True)
+    valid_G = torch.zeros(len(std_G), dtype=torch.bool).index_fill_(0, index_S[valid_S], True)
+    order_G = torch.argsort(torch.where(valid_G, std_G, -1.0), descending=True, stable=True)
     kept_G = torch.zeros(len(std_G), dtype=torch.bool)
-    kept_G[order_G[: max(1, int(keep * len(std_G)))]] = True
+    kept_G[order_G[: max(1, int(keep * len(std_G) + 1e-9))]] = True  # 0.29 of 100 groups are 29
     return kept_G[index_S] & valid_S
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
@@ -123,7 +124,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except TerrellaError as error:
-        click.echo(f"terrella: {'' if isinstance(error, Stopped) else 'error: '}{error}", err=True)
+        with suppress(OSError):  # who reads it may have gone; the exit code says it too
+            click.echo(f"terrella: {'' if isinstance(error, Stopped) else 'error: '}{error}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

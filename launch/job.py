@@ -13,6 +13,7 @@ from typing import Any
 
 from ..core.files import write_json
 from ..core.mesh import Mesh
+from ..core.progress import say
 from ..core.run import Run
 from ..models.config import ModelConfig
 from .recipe import Recipe
@@ -91,7 +92,7 @@ class Job:
         """Say something that a person should know, once, in the log and on the terminal."""
         if self.mesh.is_main:
             log.warning("%s", text)
-            print(f"warning: {text}", flush=True)
+            say(f"warning: {text}")
 
     def end_of_step(self, ready: bool = True) -> tuple[bool, bool]:
         """Whether any rank was asked to stop, and whether all are `ready`. Every rank calls it at the end of a step; it

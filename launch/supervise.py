@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -18,7 +19,7 @@ from ..core.files import read_json, storage_errors
 from ..core.process import PARENT_VARIABLE, usable_cores
 from ..core.run import LEASE_VARIABLE, Run
 
-GRACE_S = 10.0  # between a first worker's death, or a request to stop, and the end of the others
+GRACE_S = 10.0  # between a first worker's death and the end of the others
 STALL_S, LOOK_S = 300.0, 20.0  # when ranks that do not move are worth a message, and how often that is looked at
 STOPPED = 75  # a worker that saved and stopped on request; the run can be started again
 FINISHED = 76  # a worker whose stages are all done. Not 0: whatever code a stage runs could end its process with that
@@ -88,7 +89,7 @@ def run_workers(run: Run, span: Span, until: str | None = None) -> int:
             workers.append(
                 subprocess.Popen(command, env=_environment(run, span, local), stdout=out, stderr=log, cwd=os.getcwd())
             )
-        return _watch(run.path, workers, span.first, mask)
+        return _watch(run.path, workers, span.first)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for worker in workers:
@@ -115,25 +116,26 @@ def standing(run: Path, ranks: range, now: float) -> str | None:
     return f"no rank here has moved for {STALL_S / 60:.0f} minutes: {states}"
 
 
-def _watch(run: Path, workers: list[subprocess.Popen], first: int, mask: set[int]) -> int:
+def _watch(run: Path, workers: list[subprocess.Popen], first: int) -> int:
     asked: list[int] = []
     said, looked = "", time.monotonic()
 
     def ask(number: int, _frame: object) -> None:
         asked.append(number)
-        if number == signal.SIGINT and len(asked) == 1:
-            print(
-                "\nstopping after this step; what is done is saved (twice more Ctrl-C: at once)",
-                file=sys.stderr,
-                flush=True,
-            )
         for worker in workers:
             if worker.poll() is None:
                 worker.send_signal(signal.SIGUSR1)
+        if number == signal.SIGINT and len(asked) == 1:
+            with suppress(OSError, RuntimeError):  # Ctrl-C has ended `| tee` too
+                print(
+                    "\nstopping after this step; what is done is saved (twice more Ctrl-C: at once)",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     before = {s: signal.signal(s, ask) for s in STOP_SIGNALS}
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # also where who started us had blocked them
         failed_at: float | None = None
         while True:
             codes = [worker.poll() for worker in workers]
@@ -149,7 +151,8 @@ def _watch(run: Path, workers: list[subprocess.Popen], first: int, mask: set[int
                 looked = time.monotonic()
                 text = standing(run, range(first, first + len(workers)), time.time()) or ""
                 if text and text != said:
-                    print(f"watchdog: {text}", file=sys.stderr, flush=True)
+                    with suppress(OSError):
+                        print(f"watchdog: {text}", file=sys.stderr, flush=True)
                 said = text
             if len(asked) >= 3:  # asked again and again: do not wait for a save
                 for worker in workers:

@@ -74,10 +74,13 @@ def minibatches(
 ) -> list[list[TrainSequence]]:
     """This data rank's rows of every mini-batch. Groups stay whole and go in the order of their prompts over all ranks,
     so that a mini-batch does not depend on the layout; each is weighed as a batch of its own. A group without a valid
-    sample is in none: an update by it would be the optimizer's momentum alone."""
+    sample is in none, and there are no more of them than groups: an update by none would be the optimizer's momentum
+    alone."""
     if count == 1:
         return [rows]
     prompts = sorted({p for part in gather({t.prompt_id for t in trajectories if common.is_valid(t)}) for p in part})
+    if (count := min(count, len(prompts))) <= 1:
+        return [rows]
     part_of = {prompt: place * count // len(prompts) for place, prompt in enumerate(prompts)}
     whole = _sizes(trajectories, gather)
     made = []

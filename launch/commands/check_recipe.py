@@ -138,8 +138,8 @@ def _held(recipe: Recipe, stage: Any) -> dict[str, float]:
     wide = SAVED[recipe.precision.params] / 2.0  # the estimate is for bf16
     parts = {"weights": used.weights * wide, "gradients": used.gradients, "optimizer": used.optimizer}
     if adapters := getattr(stage, "lora", None):
-        share = adapter_parameters(model, adapters.rank) / count(model).total
-        parts = {"weights": parts["weights"], **{name: parts[name] * share for name in ("gradients", "optimizer")}}
+        own = adapter_parameters(model, adapters.rank) / (layout.tensor * layout.pipeline)  # experts have none
+        parts |= {"gradients": 4.0 * own, "optimizer": 12.0 * own / (layout.data * layout.context)}
         if isinstance(stage, OnPolicy):
             parts["merged weights"] = parts["weights"]  # which the sampler reads
     parts["activations"] = (used.activations + used.working) * wide

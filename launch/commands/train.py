@@ -219,6 +219,7 @@ def _early_stop(folder: Path) -> Iterator[None]:
         _raise_if_stopped(folder, STOPPED)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # who started us may have blocked them
     try:
         yield
     finally:

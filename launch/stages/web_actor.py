@@ -60,6 +60,7 @@ def run(stage: WebActor, job: Job) -> dict[str, Any]:
         rows_ = [TrainSequence(w.step.ids) for w in weighed]
         frozen = build_engine(job, None, stage.init)
         reference = score_all(job, frozen, rows_, logprob_score(1.0), training.microbatch_tokens)["logprob"]
+        del frozen
     engine = build_engine(job, training.optimizer, stage.init)
 
     def rows(share: list[int], whole: list[int]) -> list[TrainSequence]:

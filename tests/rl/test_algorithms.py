@@ -74,7 +74,8 @@ def test_a_mini_batch_without_a_valid_sample_measures_what_the_others_do(algorit
     zeros = [np.zeros(len(s.ids)) for _, s in common.rows(group)]
     rows = algorithms.prepare(algorithm, group, Scores(reference=zeros, values=zeros), alone)
     used = []
-    for part in minibatches(algorithm, rows, group, 2, alone):
+    # another data rank has prompt 1
+    for part in minibatches(algorithm, rows, group, 2, lambda mine: [mine, {1}] if isinstance(mine, set) else [mine]):
         (batch,) = microbatches(algorithm, part, 64, Mesh(), 8)
         used.append({name for name in FIELDS.values() if getattr(batch, name) is not None})
     assert used[0] == used[1]
@@ -85,6 +86,7 @@ def test_a_group_without_a_valid_sample_takes_no_update() -> None:
     rows = algorithms.prepare(GRPO(), group, Scores(), alone)
     parts = minibatches(GRPO(), rows, group, 2, alone)
     assert [{group[row.source].prompt_id for row in part} for part in parts] == [{2}, {3}]
+    assert minibatches(GRPO(), rows[:2], group[:6], 2, alone) == [rows[:2]]  # one group is one mini-batch
 
 
 def test_dr_grpo_weighs_every_token_by_one_constant() -> None:
@@ -253,6 +255,11 @@ def test_starpo_s_keeps_the_most_uncertain_groups_of_all_ranks() -> None:
         kept = algorithms.keep(filtering, mine, lambda value: [value, other])
         assert {t.prompt_id for t in kept} == {0}  # groups 2 and 0 are the two of four, 2 lives elsewhere
     assert algorithms.keep(GRPO(), mine, alone) == mine
+    lost = [trajectory(n, k, Invalid("lost")) for n in (4, 5) for k in (0, 1)]
+    equal = [trajectory(n, k, 1.0) for n in (6, 7) for k in (0, 1)]
+    assert {t.prompt_id for t in algorithms.keep(GRPO(keep=0.5), [*lost, *equal], alone)} == {6, 7}
+    many = [trajectory(n, k, float(n * k)) for n in range(100) for k in (0, 1)]
+    assert len(algorithms.keep(GRPO(keep=0.29), many, alone)) == 2 * 29
     assert {t.prompt_id for t in algorithms.keep(StarPOS(keep=0.25), mine, lambda value: [value, other])} == set()
     assert len(algorithms.keep(StarPOS(keep=0.01), mine, alone)) == 2
     assert (config.clip_high, config.dual_clip, config.entropy_coef) == (0.28, 3.0, 0.001)

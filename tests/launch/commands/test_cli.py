@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,25 +147,46 @@ def test_warnings_of_other_packages_stay_off_the_screen() -> None:
     assert done.returncode == 0 and "Apex" not in done.stderr and "Warning" not in done.stderr, done.stderr
 
 
+def begun(folder: Path, **how: Any) -> subprocess.Popen[str]:
+    """A run whose worker has begun to import; nothing of it listens yet."""
+    words = [sys.executable, "-m", "terrella", "train", "sokoban-tiny", "--run", str(folder), "--set", "ranks=1"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True, **how)
+    assert process.stdout is not None and "loading torch" in process.stdout.readline()
+    time.sleep(1.0)
+    return process
+
+
 def test_ctrl_c_while_the_workers_start_stops_the_run_without_an_error(tmp_path) -> None:
-    words = [
-        sys.executable,
-        "-m",
-        "terrella",
-        "train",
-        "sokoban-tiny",
-        "--run",
-        str(tmp_path / "r"),
-        "--set",
-        "ranks=1",
-    ]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = begun(tmp_path / "r", stderr=subprocess.PIPE)
     try:
-        assert process.stdout is not None and "loading torch" in process.stdout.readline()
-        time.sleep(1.0)  # the worker has begun to import; nothing of it listens yet
         os.killpg(process.pid, signal.SIGINT)  # a terminal sends Ctrl-C to all of them
         _, error = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 75, error
     assert "saved and stopped on request" in error and "error" not in error and "Traceback" not in error
+
+
+def test_ctrl_c_that_ends_the_reader_too_stops_the_run_as_well(tmp_path) -> None:
+    process = begun(tmp_path / "r", stderr=subprocess.STDOUT)
+    try:
+        assert process.stdout is not None
+        process.stdout.close()  # as of `terrella train ... 2>&1 | tee log`
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=300) == 75
+    finally:
+        process.kill()
+
+
+def test_a_request_to_stop_is_heard_where_who_started_the_run_had_blocked_it(tmp_path) -> None:
+    process = begun(
+        tmp_path / "r",
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
+    )
+    try:
+        process.terminate()
+        _, error = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 75 and "saved and stopped on request" in error, error
