@@ -12,9 +12,9 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,11 +88,7 @@ def load_object(text: str, base: Path, digest: str = "") -> Callable[..., Any]:
     With a digest, a file that has another one is refused.
     """
     where, name = _parts(text)
-    if digest and file_digest(text, base) != digest:
-        raise ConfigError(
-            f"{text}: the file has changed since this run was started; restore it, or start a run in another --run "
-            "folder"
-        )
+    require_same_file(text, base, digest)
     module = _file_module(_file(where, base)) if _is_file(where) else _package_module(where)
     if not hasattr(module, name):
         known = [n for n in vars(module) if not n.startswith("_")]
@@ -101,6 +97,28 @@ def load_object(text: str, base: Path, digest: str = "") -> Callable[..., Any]:
     if not callable(value):
         raise ConfigError(f"{text}: '{name}' is a {type(value).__name__}; a function or a class is needed")
     return value
+
+
+def require_same_file(text: str, base: Path, digest: str) -> None:
+    """Refuse a file that has another digest than the one that was noted, where one was."""
+    if digest and file_digest(text, base) != digest:
+        raise ConfigError(
+            f"{text}: the file has changed since this run was started; restore it, or start a run in another --run "
+            "folder"
+        )
+
+
+def named_in(settings: Any) -> Iterator[ByPath]:
+    """Everything that a section of settings, or one within it, names by path."""
+    if isinstance(settings, ByPath):
+        yield settings
+    inner: Iterable[Any] = ()
+    if is_dataclass(settings):
+        inner = (getattr(settings, f.name) for f in fields(settings))
+    elif isinstance(settings, list | tuple):
+        inner = settings
+    for one in inner:
+        yield from named_in(one)
 
 
 def file_digest(text: str, base: Path) -> str:

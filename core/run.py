@@ -225,6 +225,12 @@ def attach(path: Path, sinks: Sequence[Sink] = ()) -> Run:
     return Run(path, token, tuple(sinks))
 
 
+def require_same_settings(path: Path, config: Any) -> None:
+    """Refuse a folder in which a run of other settings has begun, as opening it would."""
+    if has_begun(path) and (path / "config.yaml").exists():
+        _require_equal(path / "config.yaml", config)
+
+
 def _require_equal(stored: Path, config: Any) -> None:
     """The stored settings are left as they are: the ranks read them, and what they lack has its default."""
     try:

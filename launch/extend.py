@@ -14,9 +14,11 @@ import yaml
 
 from ..core import lease as leases
 from ..core import schema
+from ..core.by_path import named_in, require_same_file
 from ..core.errors import ConfigError
 from ..core.files import read_json, write_atomic
 from ..core.run import ASIDE, set_aside
+from ..rl.own.config import DataEnvironment, OwnEnvironment
 from .recipe import Recipe, refuse_old_kinds
 from .rewind import left_by
 from .settings.base import OnPolicy, references
@@ -94,6 +96,7 @@ def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
     free = {s.name: {"steps": after[s.name], **_freed(s)} for s in old.stages if s.name in longer}
     if not longer or replace(old, stages=[replace(s, **free.get(s.name, {})) for s in old.stages]) != config:
         return []  # nothing to lengthen, or other settings differ too, which opening the run refuses by name
+    _require_same_files(config, folder)
     lease = leases.Lease.acquire(folder, wait_s)
     try:
         beyond = [folder / "summary.json", folder / "report.html"]
@@ -106,6 +109,19 @@ def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
     finally:
         lease.release()
     return longer
+
+
+def _require_same_files(config: Recipe, folder: Path) -> None:
+    """What the workers would refuse once the results had been moved: rows, rewards and code that have changed."""
+    from .commands.check_recipe import alone
+    from .stages.verbs import environments_of, require_same_files
+
+    for own in named_in(config):
+        require_same_file(own.path, Path(), own.digest)
+    job = alone(config, folder)
+    for settings in environments_of(config):
+        if isinstance(settings, DataEnvironment | OwnEnvironment):
+            require_same_files(settings, job)
 
 
 def _resting_on(config: Recipe, roots: list[str]) -> list[str]:

@@ -55,7 +55,11 @@ def detect(path: Path) -> str:
         return "verl-megatron"
     if list(path.glob("model*.safetensors")) or (path / "pytorch_model.bin").exists():
         return "accelerate"
-    raise ConfigError(f"{path}: not a model in any known format")
+    run = (path / "config.yaml").exists() and (path / "checkpoints").is_dir()
+    raise ConfigError(
+        f"{path}: not a model in any known format"
+        + (f"; it is a run: name {path / 'export'}, or one of {path / 'checkpoints'}" if run else "")
+    )
 
 
 def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | None = None) -> Source:

@@ -115,10 +115,15 @@ def shard_columns(files: HFFolder, name: str, shard: Shard) -> torch.Tensor:
 
 def require_same(folder: str | Path, ours: ModelConfig) -> ModelConfig:
     """The config of a Hugging Face folder, refused where it is not the recipe's model."""
-    theirs = read_config(folder)
-    for key, value in theirs.to_dict().items():
-        if key != "init_std" and not same_setting(ours.to_dict()[key], value):
-            raise ConfigError(f"{folder}: {key} is {value}, the engine's model has {ours.to_dict()[key]}")
+    theirs, mine = read_config(folder), ours.to_dict()
+    other = {k: v for k, v in theirs.to_dict().items() if k != "init_std" and not same_setting(mine[k], v)}
+    if other:
+        key, *more = other
+        also = f" (and {', '.join(more)})" if more else ""
+        raise ConfigError(
+            f"{folder}: {key} is {other[key]}, the engine's model has {mine[key]}{also}; give the recipe's model this "
+            f"folder's sizes, or take them from it: --set 'model={{folder: {folder}}}'"
+        )
     return theirs
 
 

@@ -18,7 +18,7 @@ from ...core.by_path import ByPath
 from ...core.config import ParallelConfig, check_layout
 from ...core.errors import ConfigError, TerrellaError, describe_error, missing_extra
 from ...core.health import Check
-from ...core.run import require_ours
+from ...core.run import require_ours, require_same_settings
 from ...models.geometry import adapter_parameters, count
 from ...rl.environment import Split
 from ...rl.hosted import CHECKING_S
@@ -46,11 +46,18 @@ def look(recipe: Recipe, folder: Path) -> Iterator[Check]:
     yield from _layout(recipe)
     yield from _memory(recipe)
     yield _disk(recipe, folder)
-    if (ours := guarded("--run", lambda: require_ours(folder) or "")).level == "fail":
+    if (ours := guarded("--run", lambda: _require_ours(recipe, folder))).level == "fail":
         yield ours
+        folder = folder / "another"  # nothing of that run is this recipe's, its tokenizer least of all
     yield from (Check("warn", where, warning) for where, warning in find_warnings(recipe))
     yield from _own_code(recipe)
     yield from _stages(recipe, alone(recipe, folder))
+
+
+def _require_ours(recipe: Recipe, folder: Path) -> str:
+    require_ours(folder)
+    require_same_settings(folder, recipe)
+    return ""
 
 
 def guarded(what: str, function: Callable[[], str]) -> Check:

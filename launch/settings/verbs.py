@@ -111,7 +111,11 @@ class Tune:
         if self.data is not None and self.env is not None:
             raise ValueError("env: the lessons are those of the stage `data`; leave env out")
         if sum(value is not None for value in lengths.values()) != 1:
-            raise ValueError("steps: give exactly one of steps, epochs and match_tokens_of")
+            given = " and ".join(f"{name} = {value}" for name, value in lengths.items() if value is not None)
+            raise ValueError(
+                "steps: give exactly one of steps, epochs and match_tokens_of, and null for what a base gives"
+                + (f"; here are {given}" if given else "")
+            )
         positive(self, *(name for name in ("steps", "epochs") if lengths[name] is not None))
 
 

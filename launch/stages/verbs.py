@@ -94,7 +94,7 @@ def environments_of(recipe: Recipe) -> list[EnvironmentSettings]:
     return [settings for settings in named if settings is not None]
 
 
-def _require_same_files(settings: DataEnvironment | OwnEnvironment, job: Job) -> None:
+def require_same_files(settings: DataEnvironment | OwnEnvironment, job: Job) -> None:
     """Note what the rows are when they are first read, and the modules that the user's code imports from beside it; a
     run is not gone on with on others.
     """
@@ -128,7 +128,7 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
             f"env: stage '{stage.name}' needs an environment; give the recipe a section env, or the stage one"
         )
     if isinstance(settings, DataEnvironment | OwnEnvironment) and job.mesh.is_main:
-        _require_same_files(settings, job)
+        require_same_files(settings, job)
     made, tokenizer = made_for(settings, job), tokenizer_in(settings, job)
     # nobody knows yet how many tokens a prompt will have
     most = job.model.max_positions if tokenizer is not None else None

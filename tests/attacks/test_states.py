@@ -17,7 +17,7 @@ from terrella.core.mesh import Mesh
 from terrella.launch import recipe as recipes
 from terrella.launch.job import Job
 from terrella.launch.settings.video import VideoReal2Sim
-from terrella.launch.stages.verbs import _require_same_files
+from terrella.launch.stages.verbs import require_same_files
 from terrella.launch.stages.video_real2sim import FIRST, TRUTH, how_made, keep_truth, load_truth, require_made_so
 from terrella.launch.stages.video_tokenizer import STATE, keep, resume, settle_state
 from terrella.launch.worker import model_of
@@ -121,22 +121,22 @@ def test_the_record_of_what_the_rows_were_is_checked(job: Job, tmp_path: Path) -
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')
     settings = DataEnvironment("data", train=OwnFile(str(rows)))
-    _require_same_files(settings, job)
-    _require_same_files(settings, job)
+    require_same_files(settings, job)
+    require_same_files(settings, job)
     record = job.run.path / runs.ROWS
     whole = record.read_text()
     for damaged in (whole.replace("rows.jsonl", "rowx.jsonl"), whole.replace('"digest"', '"digesu"'), "[1]"):
         record.write_text(damaged)
         with pytest.raises(StorageError, match=r"rows\.json: damaged"):
-            _require_same_files(settings, job)
+            require_same_files(settings, job)
     record.write_text(whole)
     rows.write_text('{"prompt": "b"}\n')
     check = replace(job, run=runs.Run(job.run.path, ""))
     for one in (job, check):
         with pytest.raises(ConfigError, match=r"rows\.jsonl: has changed since this run was started"):
-            _require_same_files(settings, one)
+            require_same_files(settings, one)
     (job.run.path / "stages" / "tokenizer").rmdir()  # nothing has begun, and the next start takes other rows
-    _require_same_files(settings, check)
+    require_same_files(settings, check)
     assert record.read_text() == whole
 
 
@@ -150,11 +150,11 @@ def test_modules_beside_a_reward_or_an_environment_are_those_of_the_start(job: J
         OwnEnvironment(own),
     )
     for one in (*settings, *settings):
-        _require_same_files(one, job)
+        require_same_files(one, job)
     (tmp_path / "grading.py").write_text("def normalise(text): return text.lower()\n")
     for one in settings:
         with pytest.raises(ConfigError, match=r"grading\.py: has changed since this run was started; restore it"):
-            _require_same_files(one, job)
+            require_same_files(one, job)
 
 
 def test_what_the_simulator_showed_is_checked(tmp_path: Path) -> None:

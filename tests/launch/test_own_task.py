@@ -196,6 +196,7 @@ def test_grpo_from_the_command_line(place: Path) -> None:
     beside = grpo(place, "--steps", "3")
     (place / "grading.py").write_text(GRADING)
     assert beside.returncode == 2 and f"{place / 'grading.py'}: has changed since this run was started" in beside.stderr
+    assert (run / "report.html").exists() and not (run / "set-aside").exists()  # nothing was moved for it
 
 
 @pytest.mark.full

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from terrella.core import run as runs
 from terrella.core.config import ParallelConfig
 from terrella.core.errors import ConfigError, TerrellaError
 from terrella.core.files import read_json, write_json
@@ -367,6 +368,15 @@ def test_what_many_stages_miss_is_said_once(
     (tmp_path / "file").touch()  # a folder that is none
     lines = failures(recipe.load("spa-sokoban-1gpu", (f"stages.start.folder={folder}",)), tmp_path / "run")
     assert len(lines) == 1 and message in lines[0]
+
+
+def test_a_run_folder_of_other_settings_is_found_and_nothing_of_it_is_read(tmp_path: Path) -> None:
+    old = recipe.load("sokoban-tiny")
+    runs.create(tmp_path / "run", old)[1].release()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    assert failures(old, tmp_path / "run") == []
+    (line,) = failures(recipe.load("sokoban-tiny", ("seed=5",)), tmp_path / "run")
+    assert "this run was started with other settings (seed: 1 then, 5 now)" in line
 
 
 def test_arms_of_a_planner_have_no_environment_of_their_own() -> None:
