@@ -543,7 +543,8 @@ def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any,
 def _by_name(stored: list[Any], config: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Both lists as mappings, where every item has a name of its own, as stages have."""
     old = {name: item for item in stored if isinstance(item, dict) and isinstance(name := item.get("name"), str)}
-    new = {item.name: item for item in config if dataclasses.is_dataclass(item) and hasattr(item, "name")}
+    named = ((getattr(item, "name", None), item) for item in config if dataclasses.is_dataclass(item))
+    new = {name: item for name, item in named if isinstance(name, str)}
     return (old, new) if len(old) == len(stored) and len(new) == len(config) else None
 
 
