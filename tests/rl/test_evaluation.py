@@ -59,7 +59,7 @@ def test_what_is_valid_is_compared_and_the_rest_is_counted() -> None:
     clean = results([0.0] * 3, [1.0] * 3)
     assert clean.summary is not None and len(clean.summary["paragraphs"]) == 1 and "invalid" not in clean.tables[""]
     assert clean.tables[""]["note"] == (
-        "n = 3 tasks that are never trained on, 1 samples each above temperature 0; 95 % intervals. "
+        "n = 3 tasks that are never trained on, 1 sample each above temperature 0; 95 % intervals. "
         "0 results were invalid and are left out."
     )
 
