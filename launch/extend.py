@@ -17,7 +17,7 @@ from ..core import schema
 from ..core.by_path import named_in, require_same_file
 from ..core.errors import ConfigError
 from ..core.files import read_json, write_atomic
-from ..core.run import ASIDE, set_aside
+from ..core.run import ASIDE, Run, set_aside
 from ..rl.own.config import DataEnvironment, OwnEnvironment
 from .recipe import Recipe, refuse_old_kinds
 from .rewind import left_by
@@ -113,15 +113,13 @@ def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
 
 def _require_same_files(config: Recipe, folder: Path) -> None:
     """What the workers would refuse once the results had been moved: rows, rewards and code that have changed."""
-    from .commands.check_recipe import alone
     from .stages.verbs import environments_of, require_same_files
 
     for own in named_in(config):
         require_same_file(own.path, Path(), own.digest)
-    job = alone(config, folder)
     for settings in environments_of(config):
         if isinstance(settings, DataEnvironment | OwnEnvironment):
-            require_same_files(settings, job)
+            require_same_files(settings, Run(folder, ""))
 
 
 def _resting_on(config: Recipe, roots: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ...core.by_path import ByPath, imported_beside, require_unchanged
 from ...core.errors import ConfigError, StorageError
 from ...core.files import json_digest, read_json, write_json
-from ...core.run import ROWS, has_begun
+from ...core.run import ROWS, Run, has_begun
 from ...data.rows import rows_digest
 from ...data.tokenizers import TOKENIZER, ByteTokenizer, Tokenizer, load_tokenizer, own_tokenizer
 from ...models.hub import resolve
@@ -94,12 +94,12 @@ def environments_of(recipe: Recipe) -> list[EnvironmentSettings]:
     return [settings for settings in named if settings is not None]
 
 
-def require_same_files(settings: DataEnvironment | OwnEnvironment, job: Job) -> None:
+def require_same_files(settings: DataEnvironment | OwnEnvironment, run: Run) -> None:
     """Note what the rows are when they are first read, and the modules that the user's code imports from beside it; a
     run is not gone on with on others.
     """
-    kept = job.run.path / ROWS
-    binding = job.run.token or has_begun(job.run.path)  # a check foretells the start, which drops the record otherwise
+    kept = run.path / ROWS
+    binding = run.token or has_begun(run.path)  # a check foretells the start, which drops the record otherwise
     known: dict[str, str] = (read_json(kept) if binding else None) or {}
     if known and (not isinstance(known, dict) or known.pop("digest", None) != json_digest(known)):
         raise StorageError(
@@ -113,8 +113,8 @@ def require_same_files(settings: DataEnvironment | OwnEnvironment, job: Job) -> 
             str(path): rows_digest(path) for path in (settings.train, settings.test) if path and Path(path).exists()
         }
     require_unchanged(known, now)
-    if now.keys() - known.keys() and job.run.token:  # a check has no run to write to
-        job.run.guard()
+    if now.keys() - known.keys() and run.token:  # a check has no run to write to
+        run.guard()
         known |= now
         write_json(kept, {**known, "digest": json_digest(known)})
 
@@ -128,7 +128,7 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
             f"env: stage '{stage.name}' needs an environment; give the recipe a section env, or the stage one"
         )
     if isinstance(settings, DataEnvironment | OwnEnvironment) and job.mesh.is_main:
-        require_same_files(settings, job)
+        require_same_files(settings, job.run)
     made, tokenizer = made_for(settings, job), tokenizer_in(settings, job)
     # nobody knows yet how many tokens a prompt will have
     most = job.model.max_positions if tokenizer is not None else None

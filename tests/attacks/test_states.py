@@ -121,22 +121,22 @@ def test_the_record_of_what_the_rows_were_is_checked(job: Job, tmp_path: Path) -
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')
     settings = DataEnvironment("data", train=OwnFile(str(rows)))
-    require_same_files(settings, job)
-    require_same_files(settings, job)
+    require_same_files(settings, job.run)
+    require_same_files(settings, job.run)
     record = job.run.path / runs.ROWS
     whole = record.read_text()
     for damaged in (whole.replace("rows.jsonl", "rowx.jsonl"), whole.replace('"digest"', '"digesu"'), "[1]"):
         record.write_text(damaged)
         with pytest.raises(StorageError, match=r"rows\.json: damaged"):
-            require_same_files(settings, job)
+            require_same_files(settings, job.run)
     record.write_text(whole)
     rows.write_text('{"prompt": "b"}\n')
     check = replace(job, run=runs.Run(job.run.path, ""))
     for one in (job, check):
         with pytest.raises(ConfigError, match=r"rows\.jsonl: has changed since this run was started"):
-            require_same_files(settings, one)
+            require_same_files(settings, one.run)
     (job.run.path / "stages" / "tokenizer").rmdir()  # nothing has begun, and the next start takes other rows
-    require_same_files(settings, check)
+    require_same_files(settings, check.run)
     assert record.read_text() == whole
 
 
@@ -150,11 +150,11 @@ def test_modules_beside_a_reward_or_an_environment_are_those_of_the_start(job: J
         OwnEnvironment(own),
     )
     for one in (*settings, *settings):
-        require_same_files(one, job)
+        require_same_files(one, job.run)
     (tmp_path / "grading.py").write_text("def normalise(text): return text.lower()\n")
     for one in settings:
         with pytest.raises(ConfigError, match=r"grading\.py: has changed since this run was started; restore it"):
-            require_same_files(one, job)
+            require_same_files(one, job.run)
 
 
 def test_what_the_simulator_showed_is_checked(tmp_path: Path) -> None:
