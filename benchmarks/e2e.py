@@ -81,7 +81,7 @@ def embedded_sampler(engine: Any, case: Case, cache_gib: float) -> Any:
 
     rows = case.prompts * case.samples
     return EmbeddedSampler(
-        lambda: sampling_weights(engine), case.model, version=lambda: engine.steps, max_batch=rows, cache_gib=cache_gib
+        sampling_weights(engine), case.model, version=lambda: engine.steps, max_batch=rows, cache_gib=cache_gib
     )
 
 

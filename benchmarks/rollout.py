@@ -136,7 +136,7 @@ def embedded_sampler(engine: Any, case: Case) -> Any:
     from ..rl.rollout.open import sampling_weights
 
     return EmbeddedSampler(
-        lambda: sampling_weights(engine),
+        sampling_weights(engine),
         case.model,
         version=lambda: engine.steps,
         max_batch=case.prompts * case.samples,

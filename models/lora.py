@@ -91,7 +91,8 @@ class Adapter(nn.Module):
             low = tp.reduce_scatter_to_sequence_parallel_region(low)
         else:
             low = tp.reduce_from_tensor_model_parallel_region(low)
-        return (low @ spread(self.b, self.own_RP1).T) * self.scale
+        low = low if self.scale == 1 else low * self.scale  # here, where it is narrow
+        return low @ spread(self.b, self.own_RP1).T
 
 
 def own_parts(name: str, rows: int, model: ModelConfig, rank: int = 0) -> torch.Tensor:

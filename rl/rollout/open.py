@@ -53,14 +53,30 @@ class OpenSampler:
     rest: Callable[[], dict[str, float]] | None = None
 
 
-def sampling_weights(engine: Engine) -> dict[str, Any]:
-    """The engine's own weights by name, adapters merged."""
-    named = {p.name: p.param.detach() for p in engine.local_parameters()}
+def sampling_weights(engine: Engine) -> Callable[[], dict[str, Any]]:
+    """The engine's own weights by name, as they are when asked for. Adapters are merged once a step, into memory that
+    stays where it is: captured graphs and cached pages know it.
+    """
     lora = getattr(engine.build, "lora", None)
-    if lora is None:
-        return named
-    # sorted: an adapter's name comes before its weight's
-    return dict(merged(sorted(named.items()), engine.build.model, lora))  # type: ignore[attr-defined]
+    folded: dict[str, Any] = {}
+    folded_at = -1
+
+    def weights() -> dict[str, Any]:
+        nonlocal folded_at
+        named = {p.name: p.param.detach() for p in engine.local_parameters()}
+        if lora is None:
+            return named
+        if engine.steps != folded_at:
+            # sorted: an adapter's name comes before its weight's
+            for name, tensor in merged(sorted(named.items()), engine.build.model, lora):  # type: ignore[attr-defined]
+                if name in folded:
+                    folded[name].copy_(tensor)
+                elif tensor is not named[name]:
+                    folded[name] = tensor
+            folded_at = engine.steps
+        return {name: folded.get(name, tensor) for name, tensor in named.items() if ".lora." not in name}
+
+    return weights
 
 
 def open_sampler(
@@ -144,7 +160,7 @@ def _open_embedded(
         held.clear()
         sampler.rest()
 
-    weights = (lambda: sampling_weights(engine)) if shares else (lambda: held)
+    weights = sampling_weights(engine) if shares else (lambda: held)
     version = (lambda: published) if aside else (lambda: engine.steps)
     sampler = EmbeddedSampler(weights, model, version=version, keep=True, aside=aside, **options)
     return OpenSampler(sampler, None if shares else publish, close, rest=sampler.rest)

@@ -92,7 +92,7 @@ def learn_letters(
 
     config = MODELS["llama"]
     engine = Engine(build_gpt(config), ParallelConfig(), OptimizerConfig(lr=4e-3), PrecisionConfig(), 0)
-    sampler: Any = EmbeddedSampler(lambda: sampling_weights(engine), config, version=lambda: engine.steps)
+    sampler: Any = EmbeddedSampler(sampling_weights(engine), config, version=lambda: engine.steps)
     transport: Any = None
     if url is not None:
         os.environ[KEY_VARIABLE] = key

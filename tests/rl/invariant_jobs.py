@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+from typing import Any
+
 import torch
 
 from terrella.core.batch import PackedBatch
-from terrella.core.config import ParallelConfig, PrecisionConfig
+from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
 from terrella.core.engine import Engine
+from terrella.data.packing import TrainSequence, pack, role_weight
+from terrella.data.trajectory import Role
 from terrella.kernels.batch_invariant import batch_invariant
 from terrella.models.config import ModelConfig
 from terrella.models.gpt import build_gpt
-from terrella.rl.objective import logprob_score
+from terrella.models.lora import LoraConfig
+from terrella.rl.algorithms import settings
+from terrella.rl.algorithms.config import SFT
+from terrella.rl.objective import logprob_score, make_loss
+from terrella.rl.rollout.config import Embedded
 from terrella.rl.rollout.embedded import EmbeddedSampler
-from terrella.rl.rollout.open import sampling_weights
+from terrella.rl.rollout.episodes import sampled_sequence
+from terrella.rl.rollout.open import open_sampler, sampling_weights
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 
 MODEL = ModelConfig(
@@ -58,7 +69,7 @@ def compare(experts: bool = False) -> dict[str, float]:
     """
     model = EXPERTS if experts else MODEL
     engine = Engine(build_gpt(model), ParallelConfig(), None, PrecisionConfig(), 0)
-    sampler = EmbeddedSampler(lambda: sampling_weights(engine), model, batch_invariant=True)
+    sampler = EmbeddedSampler(sampling_weights(engine), model, batch_invariant=True)
     forced = ((2, (3, 4)),)
     asked = [
         SampleRequest(tuple(range(1, 3 + i)), (i,), SamplingParams(6 + i), forced if i % 2 else ()) for i in range(6)
@@ -72,3 +83,36 @@ def compare(experts: bool = False) -> dict[str, float]:
         "unequal": sum(g != 0 for g in large + small),
         "worst_without": max(abs(g) for g in usual),
     }
+
+
+def adapters(steps: int = 3) -> list[dict[str, Any]]:
+    """Adapters that are trained between rollouts of two turns each: what every rollout computed anew, how far its
+    log-probs are from the trainer's, and which graphs and tensors it used.
+    """
+    engine = Engine(
+        build_gpt(MODEL, lora=LoraConfig(rank=4, alpha=8.0)),
+        ParallelConfig(),
+        OptimizerConfig(lr=3e-2),
+        PrecisionConfig(),
+        0,
+    )
+    opened = open_sampler(Embedded(copy=1), engine, MODEL, Path(tempfile.mkdtemp()))  # copy: one batch on a CPU too
+    sampler, rest, loss, found = opened.sampler, opened.rest, make_loss(settings(SFT(), 1.0)), []
+    assert isinstance(sampler, EmbeddedSampler) and rest is not None
+    for _ in range(steps):
+        asked = [SampleRequest(tuple(range(1, 20 + i)), (i, 0), SamplingParams(8)) for i in range(6)]
+        pairs = [(r, s) for r, s in zip(asked, sampler.generate(asked), strict=True) if isinstance(s, Sample)]
+        later = [SampleRequest((*r.ids, *s.ids, 5), (*r.key, 1), r.params) for r, s in pairs]
+        pairs += [(r, s) for r, s in zip(later, sampler.generate(later), strict=True) if isinstance(s, Sample)]
+        found.append({
+            "reuse": rest()["time/prompt_reuse"],
+            "worst": max(abs(gap) for gap in gaps(engine, pairs, 1.0)),
+            "used": id(sampler._step),
+            "weights": {name: tensor.data_ptr() for name, tensor in sampler.weights().items()},
+            "sum": float(sum(tensor.double().sum() for tensor in sampler.weights().values())),
+        })  # fmt: skip
+        sequences = [sampled_sequence(request.ids, sample) for request, sample in pairs]
+        rows = [TrainSequence.of(x, ce=role_weight(x, Role.ACTION, 0.01)) for x in sequences]
+        engine.step(pack(rows, budget=64), loss)
+    opened.close()
+    return found

@@ -58,7 +58,7 @@ def engine_of(lr: float, value_head: str = "none", seed: int = 0) -> Engine:
 
 
 def embedded(engine: Engine) -> EmbeddedSampler:
-    return EmbeddedSampler(lambda: sampling_weights(engine), MODEL, version=lambda: engine.steps)
+    return EmbeddedSampler(sampling_weights(engine), MODEL, version=lambda: engine.steps)
 
 
 def learn(

@@ -124,7 +124,7 @@ def older() -> dict[str, float]:
     """A step on what weights of a step ago sampled, in bf16."""
     precision = PrecisionConfig(params="bf16")
     engine = Engine(build_gpt(EXPERTS), ParallelConfig(), OptimizerConfig(lr=1e-2), precision, 0)
-    sampler = EmbeddedSampler(lambda: sampling_weights(engine), EXPERTS, notes=True)
+    sampler = EmbeddedSampler(sampling_weights(engine), EXPERTS, notes=True)
     asked = [SampleRequest((1, 2, 3 + i), (i,), SamplingParams(12)) for i in range(8)]
     samples = [s for s in sampler.generate(asked) if isinstance(s, Sample)]
     loss, rows = make_loss(settings(SFT(), 1.0)), []

@@ -124,6 +124,14 @@ def test_batch_invariant_samples_are_the_trainers_bits(experts: bool) -> None:
     assert 0 < found["worst_without"] < 1e-5
 
 
+def test_trained_adapters_keep_graphs_and_turns_of_a_rollout() -> None:
+    (found,) = run_ranks("terrella.tests.rl.invariant_jobs:adapters", 1)
+    assert all(rollout["reuse"] > 0.8 for rollout in found)  # the second turn finds the first
+    assert all(rollout["used"] == found[0]["used"] and rollout["weights"] == found[0]["weights"] for rollout in found)
+    assert len({rollout["sum"] for rollout in found}) == len(found)  # and the weights are the newest
+    assert all(rollout["worst"] < 1e-4 for rollout in found)
+
+
 def test_a_cache_too_small_and_nan_are_named() -> None:
     with pytest.raises(ConfigError, match="cache_gib"):
         stream(cache_gib=gib(5)).generate([SampleRequest((1, 2, 3), (0,), SamplingParams(8))])

@@ -125,7 +125,7 @@ def test_batch_invariant_logprobs_are_the_trainers_bits(qk_norm: bool) -> None:
         CONFIG, family=family, hidden=512, layers=4, qk_norm=qk_norm, qkv_bias=not qk_norm, tied=True, init_std=0.05
     )
     engine = random_engine(model, lr=0)
-    sampler = EmbeddedSampler(lambda: sampling_weights(engine), model, batch_invariant=True)
+    sampler = EmbeddedSampler(sampling_weights(engine), model, batch_invariant=True)
     requests = asked(90)
     samples = sampler.generate(requests)
     for temperature in (1.0, 0.7):

@@ -64,7 +64,7 @@ def learn(steps: int) -> list[dict[str, Any]]:
     )
     engine = Engine(build_gpt(model), ParallelConfig(), OptimizerConfig(lr=1e-2), PrecisionConfig(), 0)
     frozen = Engine(build_gpt(model), ParallelConfig(), None, PrecisionConfig(), 0)
-    sampler = EmbeddedSampler(lambda: sampling_weights(engine), model, version=lambda: engine.steps)
+    sampler = EmbeddedSampler(sampling_weights(engine), model, version=lambda: engine.steps)
     params = SamplingParams(1, 1.0, allowed=(vocab - len(WORDS), vocab))
     prompter, known = Prompter(tokenizer, 400, pad_to=400), tasks()
     worlds = [WebWorld(max_steps=3) for _ in range(GROUPS * SAMPLES)]
