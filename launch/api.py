@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ..core.errors import ConfigError
 from ..core.files import read_json
+from .recipe_files import run_folder
 from .task_options import EVALUATION, chosen_recipe, path_of, settings_of
 
 
@@ -34,7 +37,9 @@ def train(
     size: str | None = None,
     model: str | Path | None = None,
     data: str | Path | None = None,
+    test: str | Path | None = None,
     reward: str | Callable[..., Any] | None = None,
+    template: str | Path | None = None,
     env: str | type | None = None,
     run: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -43,11 +48,12 @@ def train(
     settings, it resumes.
 
     `size` and `env` choose among a method's recipes: train("spa", size="tiny", env="sudoku"). For a task of your own:
-    `model` is a Hugging Face folder or hub id, `data` a file of rows, `reward` a function and `env` an `Environment`
-    class, each as `"file.py:name"` or as the object itself where other processes can import it. `overrides` are
-    settings: {"stages.rl.steps": 50}.
+    `model` is a Hugging Face folder or hub id, `data` and `test` are files of rows, `template` is the prompt as a jinja
+    text over the columns, `reward` a function and `env` an `Environment` class, each of both as `"file.py:name"` or as
+    the object itself where other processes can import it. `overrides` are settings: {"stages.rl.steps": 50}.
     """
-    name, settings = _resolved(recipe, overrides or {}, reward, env, model=model, data=data, size=size)
+    rows = {"data": data, "test": test, "template": template}
+    name, settings = _resolved(recipe, overrides or {}, reward, env, model=model, size=size, **rows)
     return _run(name, settings, None if run is None else Path(run))
 
 
@@ -56,6 +62,7 @@ def evaluate(
     *,
     data: str | Path | None = None,
     reward: str | Callable[..., Any] | None = None,
+    template: str | Path | None = None,
     env: str | type | None = None,
     run: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -63,17 +70,37 @@ def evaluate(
     """Score a Hugging Face folder, hub id or finished run on rows (or on an environment's test tasks), beside trivial
     policies.
 
-    Returns the table as the report shows it. Without `run` nothing else is kept.
+    A run is asked as it evaluated itself, on its own held-out tasks where nothing else is given. Returns the table as
+    the report shows it. Without `run` nothing else is kept.
     """
     from .text_model import model_folder
 
-    folder = model_folder(Path(model)) if Path(model).exists() else model
-    rows = {} if data is None else {"env.test": str(Path(data).absolute())}
-    recipe, settings = _resolved(EVALUATION, {**rows, **(overrides or {})}, model=folder, reward=reward, env=env)
+    path = Path(model)
+    folder = model_folder(path) if path.exists() else model
+    rows = {} if data is None else {"env.train": None, "env.test": str(Path(data).absolute())}
+    own = _as_evaluated(path, rows or reward) if env is None and folder != path and path.exists() else {}
+    given = {**rows, **(overrides or {})}
+    recipe, settings = _resolved(EVALUATION, given, reward, env, model=folder, template=template)
+    settings = (*_words(own), *settings)
     if run is not None:
         return _run(recipe, settings, Path(run)).results["evaluate"]
     with tempfile.TemporaryDirectory(prefix="terrella-evaluate-") as scratch:
         return _run(recipe, settings, Path(scratch) / "run", kept=False).results["evaluate"]
+
+
+def _as_evaluated(run: Path, rows: Any) -> dict[str, Any]:
+    """The settings by which a run on a task of the user's own evaluated itself; with rows of others only where it was
+    trained on rows.
+    """
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    stage = next((stage for stage in reversed(config["stages"]) if stage["kind"] == "eval" and stage["models"]), {})
+    env = stage.get("env") or config.get("env") or {}
+    if env.get("kind") != "data" and (rows or env.get("kind") != "path"):
+        return {}
+    asked = {
+        f"stages.evaluate.{key}": stage[key] for key in ("max_new_tokens", "temperatures", "samples") if key in stage
+    }
+    return {"env": env, **asked}
 
 
 def _resolved(
@@ -86,7 +113,12 @@ def _resolved(
         "env": None if env is None else path_of(env),
     }
     recipe = chosen_recipe(str(recipe), words)
-    return recipe, (*settings_of(recipe, words), *(f"{key}={json.dumps(value)}" for key, value in overrides.items()))
+    return recipe, (*settings_of(recipe, words), *_words(overrides))
+
+
+def _words(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings as `--set` takes them."""
+    return tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
 
 
 def _run(recipe: str, settings: tuple[str, ...], run: Path | None, kept: bool = True) -> RunResult:
@@ -105,7 +137,7 @@ def _run(recipe: str, settings: tuple[str, ...], run: Path | None, kept: bool = 
         raise ConfigError(
             "terrella.train: must be called from the main thread, which receives the signals to save and stop"
         )
-    folder = run or Path("runs") / recipes.load(recipe, settings).name
+    folder = run or run_folder(recipe, recipes.load(recipe, settings).name)
     words = [recipe, "--run", str(folder), *(word for setting in settings for word in ("--set", setting))]
     command.main(args=words, prog_name="terrella train", standalone_mode=False, obj={"kept": kept})
     results = {path.stem: read_json(path) for path in sorted((folder / "results").glob("*.json"))}

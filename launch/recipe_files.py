@@ -87,6 +87,14 @@ def find(name: str) -> Place:
     raise ConfigError(f"'{name}' is neither a file nor a recipe that ships{hint} `terrella recipes` lists them")
 
 
+def run_folder(recipe: str, name: str) -> Path:
+    """Where a run of a recipe of this name lies unless it is said: under runs, or where the recipe is a run's own
+    config.yaml in that run.
+    """
+    path = Path(recipe)
+    return path.parent if path.name == "config.yaml" and (path.parent / "lease.json").is_file() else Path("runs") / name
+
+
 def comes_in_several(recipe: str) -> bool:
     """Whether this is a method with recipes of several sizes or environments."""
     return recipe != PARTS and "/" not in recipe and (RECIPES / recipe).is_dir()

@@ -95,7 +95,8 @@ def require_own(recipe: str, config: recipes.Recipe, by_settings: bool = False) 
     ]
     missing = [f"--set {setting}" if by_settings else option for option, setting, value in needed if value is None]
     if missing:
-        raise ConfigError(f"{recipe}: trains on a task of your own; add {' and '.join(missing)}")
+        what = "rows: are of your own" if recipe == EVALUATION else f"{recipe}: trains on a task of your own"
+        raise ConfigError(f"{what}; add {' and '.join(missing)}")
 
 
 def whole_path(text: str) -> str:

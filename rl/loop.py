@@ -123,7 +123,7 @@ class Trainer:
                 values["invalid"] += sum(self.mesh.gather(sum(not common.is_valid(t) for t in extra)))
             preparation.add_drift(values, kept, scores, version, self.settings.ahead, self.mesh.gather)
             values |= {**extras, **preparation.critic_values(criticised)}
-            check(values, self.settings.drift_gate, step)
+            check(values, self.settings.drift_gate, step + 1)
             self.trained(kept)
             self.publish(self.engine.steps)
             took = time.monotonic() - begun
@@ -142,9 +142,9 @@ class Trainer:
         valid.
         """
         take, publish = partial(source.take, step), partial(self.publish, self.engine.steps)
-        episodes, trajectories = take_or_retake(self.mesh, self.sampler, take, publish, f"step {step}")
+        episodes, trajectories = take_or_retake(self.mesh, self.sampler, take, publish, f"step {step + 1}")
         preparation.check_staleness(trajectories, self.engine.steps, self.settings.ahead * self.settings.updates)
-        preparation.require_valid(trajectories, self.settings.max_invalid_share, self.mesh.gather, f"step {step}")
+        preparation.require_valid(trajectories, self.settings.max_invalid_share, self.mesh.gather, f"step {step + 1}")
         return episodes, trajectories
 
     def _refill(self, step: int, number: int) -> list[Trajectory]:
@@ -152,7 +152,7 @@ class Trainer:
             fresh = self.more_episodes(step, number)
             return fresh, self.play(self.sampler, fresh, self.settings.seed)
 
-        publish, where = partial(self.publish, self.engine.steps), f"step {step}, refill {number + 1}"
+        publish, where = partial(self.publish, self.engine.steps), f"step {step + 1}, refill {number + 1}"
         _, played = take_or_retake(self.mesh, self.sampler, take, publish, where)
         preparation.require_valid(played, self.settings.max_invalid_share, self.mesh.gather, where)
         return played

@@ -13,6 +13,7 @@ import click
 from ...core.errors import ConfigError, TerrellaError
 from ...data.trajectory import Invalid
 from .. import recipe as recipes
+from ..recipe_files import run_folder
 from ..task_options import chosen_recipe, own_options, require_own
 from ..task_options import settings_of as own_settings
 
@@ -73,7 +74,7 @@ def check(
     if rehearse:
         _rehearse(config, layout, keep)
     else:
-        _look(config, folder or Path("runs") / config.name)
+        _look(config, folder or run_folder(recipe, config.name))
 
 
 def _environment(named: str, overrides: tuple[str, ...]) -> None:

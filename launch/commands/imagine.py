@@ -136,14 +136,24 @@ def _evaluate_grid(
 @click.option("--turns", "max_turns", type=click.IntRange(1), default=5, help="Agents.")
 @click.option("--actions", "actions_per_turn", type=click.IntRange(1), default=5, help="Agents: in a turn.")
 @click.option("--tags", "tags_file", type=click.Path(path_type=Path), help="Agents: a YAML file with tags of yours.")
-def evaluate(world: str, model: Path, out: Path | None, url: str | None, **options: Any) -> None:
+@click.option("--reward", metavar="FILE.py:NAME", help="Rows: a function of prompt, answer and info, or a rule.")
+@click.option("--template", metavar="JINJA", help="Rows: the prompt as a jinja text over the columns, or a file of it.")
+@click.option("--env", metavar="FILE.py:NAME", help="Rows: an Environment of your own in their place.")
+@click.pass_context
+def evaluate(ctx: click.Context, world: str, model: Path, out: Path | None, url: str | None, **options: Any) -> None:
     """Score a world model of WORLD beside copying the state and the true world, with 95 % intervals.
 
     WORLD is a Sokoban tag, or text-game or web-page for language world models. With --url any tag plays: the served
-    model is then an agent in that world, on --n seeds from 123.
+    model is then an agent in that world, on --n seeds from 123. WORLD `rows` scores a model on rows of your own: a run
+    is asked as it evaluated itself (terrella eval rows --model RUN --data FILE), a folder needs --data and --reward.
     """
     from ..language import DOMAINS, Questions, evaluate_language, show
 
+    if world == "rows":
+        table = _evaluate_rows(ctx, model, options)
+        if out:
+            write_json(out, table)
+        return
     key, temperatures = os.environ.get("TERRELLA_API_KEY", ""), options["temperatures"]
     if len(temperatures) > 1 and (world in DOMAINS or url):
         raise ConfigError("--temperature: language models and agents are asked at one; give it once")
@@ -164,6 +174,22 @@ def evaluate(world: str, model: Path, out: Path | None, url: str | None, **optio
     show(table)
     if out:
         write_json(out, table)
+
+
+OF_ROWS = {"n": "n", "samples": "samples", "temperatures": "temperatures", "max_new_tokens": "max_new_tokens"}
+
+
+def _evaluate_rows(ctx: click.Context, model: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """A model on rows, or in an environment, of the user's own: what is not given is as the run has it."""
+    from ..api import evaluate as on_rows
+
+    given = {name for name in options if ctx.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE}
+    own = {name: options[name] for name in ("data", "reward", "template", "env")}
+    other = next((name for name in sorted(given) if name not in (*OF_ROWS, *own)), None)
+    if other is not None:
+        raise ConfigError(f"--{other.replace('_', '-')}: is no option of `terrella eval rows`")
+    asked = {f"stages.evaluate.{key}": options[name] for name, key in OF_ROWS.items() if name in given}
+    return on_rows(model, **own, overrides=asked)
 
 
 @click.command()

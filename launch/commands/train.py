@@ -21,6 +21,7 @@ from .. import recipe as recipes
 from ..extend import explain, extend, with_steps
 from ..extras import require_packages
 from ..nodes import GATHER_S, Place, choose_interface, gather, introduce, join, require_shared
+from ..recipe_files import run_folder
 from ..rewind import back_to as undo_to
 from ..settings.verbs import Collect
 from ..supervise import STOPPED, Span, run_workers
@@ -29,7 +30,12 @@ from ..task_options import chosen_recipe, own_options, require_own, settings_of
 
 @click.command()
 @click.argument("recipe")
-@click.option("--run", "folder", type=click.Path(path_type=Path), help="Run directory; default runs/RECIPE.")
+@click.option(
+    "--run",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Run directory; default runs/RECIPE, or the run of a run's own config.yaml.",
+)
 @own_options
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. --set stages.rlvr.steps=50."
@@ -114,7 +120,7 @@ def train(
     config = with_steps(recipes.load(recipe, overrides), steps)
     if replay is not None:
         config = replaying(config, replay)
-    folder = folder or Path("runs") / config.name
+    folder = folder or run_folder(recipe, config.name)
     names = [stage.name for stage in config.stages]
     if until is not None and until not in names:
         raise ConfigError(f"--until {until}: the recipe's stages are {', '.join(names)}")

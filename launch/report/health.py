@@ -139,16 +139,14 @@ def nothing_learnt(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
     """A stage whose gradient was zero throughout, or whose reward ended where it began."""
     norms = series(metrics, stage, "grad_norm")
     rewards = series(metrics, stage, "reward/mean")
-    if len(norms) >= FLAT_STEPS and all(value == 0 for _, value in norms):
+    if norms and all(value == 0 for _, value in norms):
+        recorded = f"all {len(norms)} recorded steps" if len(norms) > 1 else "the one recorded step"
         cause = "no group had samples of different reward" if rewards else "nothing carries a loss"
         remedy = REMEDIES["reward_std"] if rewards else "look at the roles of the data with terrella shards inspect"
         return [
             Finding(
                 "warning",
-                (
-                    f"{stage}: nothing was learnt: the gradient was 0 in all {len(norms)} recorded steps, as {cause}; "
-                    f"{remedy}"
-                ),
+                (f"{stage}: nothing was learnt: the gradient was 0 in {recorded}, as {cause}; {remedy}"),
             )
         ]
     if len(rewards) >= FEWEST and abs(reward_move(metrics, stage)) <= NOISE:

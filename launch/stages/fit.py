@@ -44,7 +44,7 @@ def fit(
         values = {**describe(result.metrics), "grad_norm": result.grad_norm, "lr": result.lr, **totals}
         if "balance_loss" in result.metrics:
             values["balance_loss"] = result.metrics["balance_loss"]
-        require_finite(values, step)
+        require_finite(values, step + 1)
         took = time.monotonic() - begun
         if job.mesh.is_main and ((step + 1) % pace.log_every == 0 or step + 1 == steps):
             speed = {f"time/{key}_per_s": count / took for key, count in counts.items()}

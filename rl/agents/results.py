@@ -115,21 +115,24 @@ class AgentResults:
         others = [name for name in evaluation.models if name != best]
         gains = {name: difference(self.sampled(best, tag), self.sampled(name, tag)) for name in others}
         ahead = ", ".join(name for name, gain in gains.items() if gain.low > 0) or "none"
-        solved = percent(self.sampled(best, tag).passes(1))
+        beyond = f"; ahead of {ahead} beyond chance" if others else ""
+        success = self.sampled(best, tag).passes(1)
         gained = {name: points(gain, "points of Pass@1") for name, gain in gains.items()}
         paragraphs = [f"{best} minus {name}: {gained[name]}, {gain.n} seeds." for name, gain in gains.items()]
         if self.greedy:
             behind = [name for name in others if difference(self.certain(best, tag), self.certain(name, tag)).low <= 0]
             shares = ", ".join(f"{name} {percent(self.certain(name, tag).passes(1))}" for name in (best, *others))
             against = "every other arm" if not behind else f"all but {', '.join(behind)}"
-            paragraphs.append(f"Greedy, without chance: {shares}; {best} is ahead of {against} beyond chance.")
+            ahead_of = f"; {best} is ahead of {against} beyond chance" if others else ""
+            paragraphs.append(f"Greedy, without chance: {shares}{ahead_of}.")
         instances: list[Instance] = evaluation.tasks[tag]
         for name, kind, one, _ in baseline_rows(instances[0].task, [i.seed for i in instances], self.samples):
-            paragraphs.append(f"{kind.capitalize()}: {name} {percent(one)}.")
+            above = f", above {best}" if kind == "baseline" and one.low > success.high else ""
+            paragraphs.append(f"{kind.capitalize()}: {name} {percent(one)}{above}.")
         budgets = "; ".join(f"{name} {actions:,}, {tokens:,}" for name, (actions, tokens) in evaluation.costs.items())
         pair = [evaluation.models[0], best]  # the report opens with one room, played by both
         return {
-            "headline": f"{tag}: {best} solves {solved} at the first try; ahead of {ahead} beyond chance.",
+            "headline": f"{tag}: {best} solves {percent(success)} at the first try{beyond}.",
             "paragraphs": [*paragraphs, f"Budgets (actions, gradient tokens): {budgets}."],
             "compare": [{"name": name, "rollouts": evaluation.shown[name, tag]} for name in pair],
         }

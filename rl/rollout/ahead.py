@@ -29,7 +29,7 @@ class Ahead(Generic[T]):
     def reach(self, step: int) -> None:
         """The weights of so many steps are there."""
         while self.ahead and self._next <= step + self.ahead and self._next in self.steps:
-            self._begun[self._next] = _Play(self.begin(self._next), f"rollouts of step {self._next}")
+            self._begun[self._next] = _Play(self.begin(self._next), f"rollouts of step {self._next + 1}")
             self._next += 1
 
     def take(self, step: int) -> T:

@@ -23,7 +23,7 @@ def test_one_invalid_sample_in_every_step_is_counted_and_the_run_goes_on(tmp_pat
 def test_more_than_the_tolerated_share_stops_by_name(tmp_path: Path) -> None:
     end = faulty(tmp_path / "strict", "one", "stages.rlvr.rollouts.max_invalid_share=0.1")
     assert (
-        end.code == 9 and "step 0: 1 of 6 samples are Invalid" in end.said and "max_invalid_share = 0.1" in end.said
+        end.code == 9 and "step 1: 1 of 6 samples are Invalid" in end.said and "max_invalid_share = 0.1" in end.said
     ), end
     end = faulty(tmp_path / "all", "all")
     assert end.code == 9 and "6 of 6 samples are Invalid" in end.said and "server unplugged" in end.said, end

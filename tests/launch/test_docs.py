@@ -11,6 +11,7 @@ import pytest
 
 from terrella.launch import recipe
 from terrella.launch.cli import VERBS
+from terrella.launch.recipe_files import chosen, find
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Dockerfile", ROOT / "apptainer.def"])
@@ -43,6 +44,18 @@ def test_links_between_documents_hold(document):
 def test_commands_shown_are_verbs(document):
     shown = set(re.findall(r"`terrella ([a-z][a-z-]*)", document.read_text(encoding="utf-8")))
     assert shown <= set(VERBS)
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *ROOT.glob("launch/recipes/**/*.yaml")], ids=lambda path: path.name)
+def test_recipes_shown_in_commands_ship(document):
+    """With `--size` and `--env`, as the command line reads them; names of the reader's own have a file or folder."""
+    shown = re.findall(
+        r"terrella (?:train|launch|check|recipes) ([a-z][a-z0-9-]*)(?![\w./:-])((?: --(?:size|env) [\w-]+)*)",
+        document.read_text(encoding="utf-8"),
+    )
+    for name, words in set(shown) - {("env", "")}:
+        options = dict(zip(words.split()[::2], words.split()[1::2], strict=True))
+        find(chosen(name, options.get("--size"), options.get("--env")))
 
 
 ARTEFACTS = {"thuml/bytesized32": 4, "thuml/webarena": 3, "thuml/rt1": 6, "THUDM/webrl": 4}

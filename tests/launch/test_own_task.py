@@ -198,12 +198,21 @@ def test_grpo_from_the_command_line(place: Path) -> None:
     assert beside.returncode == 2 and f"{place / 'grading.py'}: has changed since this run was started" in beside.stderr
     assert (run / "report.html").exists() and not (run / "set-aside").exists()  # nothing was moved for it
 
+    # the run's own template, reward, stop ids and length of answers, on rows it has not seen
+    (place / "others.jsonl").write_text("".join(ROWS.splitlines(keepends=True)[:3]))
+    done = terrella(place, "eval", "rows", "--model", "runs/grpo", "--data", "others.jsonl", "--out", "others.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = json.loads((place / "others.json").read_text())
+    assert rows_of(table) == {"empty answer": "baseline", "model": "model", "demonstrations": "ceiling"}
+    assert {row["name"]: row["cells"][0]["value"] for row in table["rows"]}["demonstrations"] == 1.0
+    assert all(row["cells"][0]["n"] == 3 for row in table["rows"])
+
 
 @pytest.mark.full
 @pytest.mark.timeout(2 * PATIENCE_S)
 def test_a_run_goes_on_from_its_own_settings(place: Path) -> None:
     assert grpo(place, "--run", "longer").returncode == 0
-    done = terrella(place, "train", "longer/config.yaml", "--run", "longer", "--steps", "2")
+    done = terrella(place, "train", "longer/config.yaml", "--steps", "2")
     assert done.returncode == 0 and "going on with rl to step 2" in done.stdout, done.stdout + done.stderr
     assert len((place / "longer" / "metrics.jsonl").read_text().splitlines()) == 2
 
@@ -232,7 +241,7 @@ if __name__ == "__main__":
     (place / "evaluation.py").write_text(code)
     before = sorted(place.iterdir())
     done = terrella(place, "evaluation.py")
-    assert "ROWS [('empty answer', 10), ('start', 10), ('demonstrations', 10)]" in done.stdout, (
+    assert "ROWS [('empty answer', 10), ('model', 10), ('demonstrations', 10)]" in done.stdout, (
         done.stdout + done.stderr
     )
     assert sorted(place.iterdir()) == before

@@ -10,6 +10,7 @@ import pytest
 from terrella.core.errors import ConfigError
 from terrella.core.schema import merge, parse_yaml
 from terrella.launch import recipe as recipes
+from terrella.launch.recipe_files import run_folder
 
 OVER = """base: spa-sokoban
 name: mine
@@ -139,3 +140,11 @@ def test_an_export_that_its_family_cannot_hold_is_refused_before_the_run() -> No
     with pytest.raises(ConfigError, match=r"model\.qkv_bias: is False, but models of model\.family: qwen2"):
         recipes.load("demo", ("model.family=qwen2",))
     assert recipes.load("demo", ("model.family=qwen2", "model.qkv_bias=true")).model.family == "qwen2"
+
+
+def test_a_runs_own_config_goes_on_with_that_run(tmp_path: Path) -> None:
+    own = tmp_path / "longer" / "config.yaml"
+    assert run_folder("grpo", "grpo") == run_folder(str(own), "grpo") == Path("runs/grpo")  # there is no run yet
+    own.parent.mkdir()
+    (own.parent / "lease.json").write_text("{}")
+    assert run_folder(str(own), "grpo") == own.parent

@@ -379,6 +379,8 @@ def test_a_stage_that_learnt_nothing_says_so_with_a_remedy():
     assert "nothing was learnt that shows: mean reward 0.3 in the first tenth" in found.text and "--steps" in found.text
     dead = rl_stage([0.3] * 40, grad_norm=[0.0] * 40)
     assert "nothing was learnt: the gradient was 0 in all 40" in check_metrics(dead)[0].text
+    short = rl_stage([0.3], grad_norm=[0.0])
+    assert "nothing was learnt: the gradient was 0 in the one recorded step" in check_metrics(short)[0].text
     assert check_metrics(rl_stage([0.3 + 0.01 * step + noise for step, noise in enumerate(wave)])) == []
 
 
