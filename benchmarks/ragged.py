@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class Ragged:
     observation: int = 0
     cache_gib: float | None = None
     median: int = 0  # of the answers' limits, which have a long tail up to `most`
+    least: int = 0  # or limits between this and `most`, evenly
 
     @property
     def length(self) -> int:
@@ -46,12 +48,14 @@ class Ragged:
         return self.prompt + self.turns * self.most + (self.turns - 1) * self.observation
 
 
-IMPLEMENTATIONS = ("terrella embedded", "vllm")
+ADAPTERS = "terrella embedded, adapters"  # of rank 64, merged once a version
+IMPLEMENTATIONS = ("terrella embedded", ADAPTERS, "vllm")
 NEVER = 10**9  # a mean length that only a single stop id gives
 CASES = {
     "qwen2.5-1.5b 32x8, long-tailed to 16384": Ragged(QWEN, 32, 8, 128, NEVER, 16384, median=500),
     "qwen2.5-1.5b 256x8, mean 600, most 8192, 48 GiB": Ragged(QWEN, 256, 8, 128, 600, 8192, cache_gib=48.0),
     "qwen2.5-1.5b 32x8, 20 turns of 32 + 100": Ragged(QWEN, 32, 8, 200, 32, 64, 20, 100),
+    "qwen2.5-1.5b 32x8, 5 turns of 155 + 130": Ragged(QWEN, 32, 8, 450, NEVER, 200, 5, 130, 10.0, least=110),
     "tiny 4x2, 3 turns": Ragged(replace(TINY, max_positions=512), 4, 2, 20, 10, 40, 3, 7),
 }
 
@@ -67,7 +71,11 @@ def play(sampler: Any, case: Ragged, seed: int) -> int:
         : max(1, case.model.vocab // case.mean)
     ]
     rows, ids = case.prompts * case.samples, tuple(stops.tolist())
-    limits = long_tail(rows, case.median, case.most, sigma=1.2) if case.median else [case.most] * rows
+    limits = [case.most] * rows
+    if case.median:
+        limits = long_tail(rows, case.median, case.most, sigma=1.2)
+    elif case.least:
+        limits = torch.randint(case.least, case.most + 1, (rows,), generator=draw).tolist()
     params = {limit: SamplingParams(limit, stop_ids=ids) for limit in set(limits)}
     prompts = torch.randint(0, case.model.vocab, (case.prompts, case.prompt), generator=draw).tolist()
     contexts = [tuple(prompt) for prompt in prompts for _ in range(case.samples)]
@@ -93,10 +101,25 @@ def make_sampler(impl: str, case: Ragged, versions: list[int]) -> Any:
         served = ColocatedVllm(shape, random_engine(case.model, lr=0), 0.8 if torch.cuda.is_available() else 0.2)
         served.sync(1)
         return served.sampler
-    weights = random_weights(case.model)
+    weights = adapted(case.model, versions) if impl == ADAPTERS else random_weights(case.model).copy
     return EmbeddedSampler(
-        lambda: weights, case.model, version=lambda: versions[0], cache_gib=case.cache_gib, continuous=True, keep=True
+        weights, case.model, version=lambda: versions[0], cache_gib=case.cache_gib, continuous=True, keep=True
     )
+
+
+def adapted(model: ModelConfig, versions: list[int]) -> Callable[[], dict[str, Any]]:
+    """The weights of an engine with adapters, which count as trained when the version changes."""
+    from ..models.lora import LoraConfig
+    from ..rl.rollout.open import sampling_weights
+
+    engine = random_engine(model, lr=0, lora=LoraConfig(64, 64.0))
+    merged = sampling_weights(engine)
+
+    def weights() -> dict[str, Any]:
+        engine.steps = versions[0]
+        return merged()
+
+    return weights
 
 
 def main() -> None:

@@ -100,7 +100,7 @@ def requests_of(case: Case, turn: int = 0) -> list[Any]:
     ]
 
 
-def random_engine(model: ModelConfig, lr: float = 1e-6, seed: int = 0) -> Any:
+def random_engine(model: ModelConfig, lr: float = 1e-6, seed: int = 0, lora: Any = None) -> Any:
     """The project's engine on one device, bf16 on a GPU; one process may have several."""
     import torch
 
@@ -115,7 +115,7 @@ def random_engine(model: ModelConfig, lr: float = 1e-6, seed: int = 0) -> Any:
         setup.start_process_group(init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world=1)
     cuda = torch.cuda.is_available()
     optimizer, precision = OptimizerConfig(lr=lr) if lr else None, PrecisionConfig("bf16" if cuda else "fp32")
-    engine = Engine(build_gpt(model, loaded=cuda), ParallelConfig(), optimizer, precision, seed)
+    engine = Engine(build_gpt(model, lora=lora, loaded=cuda), ParallelConfig(), optimizer, precision, seed)
     if cuda:  # drawn there: on a CPU it takes half a minute at 1.5B
         torch.manual_seed(seed)
         shapes = {p.name: p.param.shape for p in engine.local_parameters()}
