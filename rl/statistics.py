@@ -31,9 +31,7 @@ def proportion(successes: int, n: int) -> Estimate:
     p = successes / n
     centre = (p + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 * math.sqrt(p * (1 - p) / n + Z95**2 / (4 * n * n)) / (1 + Z95**2 / n)
-    # the value itself at the ends, which rounding would miss
-    low, high = (centre - half if successes else 0.0), (centre + half if successes < n else 1.0)
-    return Estimate(p, max(0.0, low), min(1.0, high), n)
+    return Estimate(p, max(0.0, centre - half), min(1.0, centre + half), n)
 
 
 def mean_of_proportions(parts: Sequence[Estimate]) -> Estimate:

@@ -25,7 +25,7 @@ def _options(command: Any) -> Any:
             "--model",
             type=click.Path(path_type=Path),
             required=True,
-            help="A Hugging Face folder (with --url: a model's name).",
+            help="A Hugging Face folder or a run (with --url: a model's name).",
         ),
         click.option("--n", type=click.IntRange(1), default=512, help="Tasks."),
         click.option("--steps", type=click.IntRange(1), default=4, help="States to imagine."),

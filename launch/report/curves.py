@@ -99,6 +99,8 @@ class Panel:
 def short(value: float) -> str:
     """A number for a person: four significant digits, k and M for large ones."""
     size = abs(value)
+    if size < 1e-15:  # the rounding of an interval's end
+        return "0"
     if size >= 1e6:
         return f"{value / 1e6:.3g}M"
     if size >= 1e4:

@@ -68,9 +68,9 @@ def interpret_advantages() -> None:
     common.join_rows = joined
 
 
-def in_this_process(run: Any, ranks: int, span: Any, until: str | None) -> int:
+def in_this_process(run: Any, span: Any, until: str | None) -> int:
     os.environ |= supervise._environment(run, span, 0)
-    return worker.run_stages(run.path, 0, ranks, until)
+    return worker.run_stages(run.path, 0, span.world, until)
 
 
 if __name__ == "__main__":
