@@ -15,8 +15,12 @@ from typing import Any
 
 import yaml
 
+from ..core import schema
+from ..core.by_path import ByPath, require_same_file
 from ..core.errors import ConfigError
 from ..core.files import read_json
+from ..core.run import Run
+from ..rl.own.config import DataEnvironment, EnvironmentSettings
 from .recipe_files import run_folder
 from .task_options import EVALUATION, chosen_recipe, path_of, settings_of
 
@@ -78,7 +82,8 @@ def evaluate(
     path = Path(model)
     folder = model_folder(path) if path.exists() else model
     rows = {} if data is None else {"env.train": None, "env.test": str(Path(data).absolute())}
-    own = _as_evaluated(path, rows or reward) if env is None and folder != path and path.exists() else {}
+    trained = path.exists() and (path / "config.yaml").is_file()
+    own = _as_evaluated(path, data, reward, env) if trained else {}
     given = {**rows, **(overrides or {})}
     recipe, settings = _resolved(EVALUATION, given, reward, env, model=folder, template=template)
     settings = (*_words(own), *settings)
@@ -88,19 +93,29 @@ def evaluate(
         return _run(recipe, settings, Path(scratch) / "run", kept=False).results["evaluate"]
 
 
-def _as_evaluated(run: Path, rows: Any) -> dict[str, Any]:
-    """The settings by which a run on a task of the user's own evaluated itself; with rows of others only where it was
-    trained on rows.
+def _as_evaluated(run: Path, data: Any, reward: Any, env: Any) -> dict[str, Any]:
+    """The settings by which a run on a task of the user's own evaluated itself, but for what is given; rows, rewards
+    and code that it takes over must be those it was trained with.
     """
+    from .stages.verbs import require_same_files
+
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    stage = next((stage for stage in reversed(config["stages"]) if stage["kind"] == "eval" and stage["models"]), {})
-    env = stage.get("env") or config.get("env") or {}
-    if env.get("kind") != "data" and (rows or env.get("kind") != "path"):
-        return {}
-    asked = {
-        f"stages.evaluate.{key}": stage[key] for key in ("max_new_tokens", "temperatures", "samples") if key in stage
-    }
-    return {"env": env, **asked}
+    stage = next((stage for stage in reversed(config["stages"]) if stage["kind"] == "eval"), {})
+    keys = [key for key in ("max_new_tokens", "temperatures", "samples", "n") if stage.get(key) is not None]
+    asked = {"seed": config["seed"], "precision.params": config["precision"]["params"]}
+    asked |= {f"stages.evaluate.{key}": stage[key] for key in keys}
+    own = stage.get("env") or config.get("env") or {}
+    if env is not None or own.get("kind") not in ("data", "path") or (own["kind"] == "path" and (data or reward)):
+        return asked
+    own = {**own, **({"train": None, "test": None} if data else {}), **({"reward": None} if reward else {})}
+    try:
+        settings = schema.build(EnvironmentSettings, schema.located(own, str(run / "config.yaml")), "env")
+        if isinstance(settings, DataEnvironment) and isinstance(settings.reward, ByPath):
+            require_same_file(settings.reward.path, Path(), settings.reward.digest)
+        require_same_files(settings, Run(run, ""))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; to score by others give data or reward (--data, --reward)") from error
+    return {"env": own, **asked}
 
 
 def _resolved(
@@ -118,7 +133,7 @@ def _resolved(
 
 def _words(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Settings as `--set` takes them."""
-    return tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    return tuple(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items())
 
 
 def _run(recipe: str, settings: tuple[str, ...], run: Path | None, kept: bool = True) -> RunResult:

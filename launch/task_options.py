@@ -72,8 +72,15 @@ def settings_of(recipe: str, options: Mapping[str, str | None]) -> tuple[str, ..
         raise ConfigError(
             f"--{clash}: the environment {given['env']} gives its own tasks and scores; leave out --{clash} or --env"
         )
-    made = [f"env={json.dumps({'kind': whole_path(given['env'])})}"] if "env" in given else []
-    return (*made, *(f"{key}={json.dumps(whole_path(given[name]))}" for name, key in KEYS.items() if name in given))
+    made = [f"env={json.dumps({'kind': whole_path(given['env'])}, ensure_ascii=False)}"] if "env" in given else []
+    return (
+        *made,
+        *(
+            f"{key}={json.dumps(whole_path(given[name]), ensure_ascii=False)}"
+            for name, key in KEYS.items()
+            if name in given
+        ),
+    )
 
 
 def require_own(recipe: str, config: recipes.Recipe, by_settings: bool = False) -> None:

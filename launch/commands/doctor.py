@@ -208,7 +208,7 @@ def run_directory(path: Path, quick: bool) -> Iterator[Check]:
             text,
             "nvidia-smi and top on that host: heat, another program; drain the node if it lasts",
         )
-    for finding in check_metrics(run.metrics, run.samples):
+    for finding in check_metrics(run.metrics, run.samples, run.finished):
         level = {"error": "fail", "warning": "warn", "note": "ok"}[finding.level]
         fix = "docs/troubleshooting.md names causes" if level != "ok" else ""
         yield Check(level, "numbers", finding.text, fix)  # type: ignore[arg-type]

@@ -183,11 +183,13 @@ def _evaluate_rows(ctx: click.Context, model: Path, options: dict[str, Any]) -> 
     """A model on rows, or in an environment, of the user's own: what is not given is as the run has it."""
     from ..api import evaluate as on_rows
 
-    given = {name for name in options if ctx.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE}
+    given = {
+        name for name in (*options, "url") if ctx.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+    }
     own = {name: options[name] for name in ("data", "reward", "template", "env")}
-    other = next((name for name in sorted(given) if name not in (*OF_ROWS, *own)), None)
-    if other is not None:
-        raise ConfigError(f"--{other.replace('_', '-')}: is no option of `terrella eval rows`")
+    other = [p.opts[0] for p in ctx.command.params if p.name in given and p.name not in (*OF_ROWS, *own)]
+    if other:
+        raise ConfigError(f"{other[0]}: is no option of `terrella eval rows`")
     asked = {f"stages.evaluate.{key}": options[name] for name, key in OF_ROWS.items() if name in given}
     return on_rows(model, **own, overrides=asked)
 

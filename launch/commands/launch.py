@@ -13,7 +13,7 @@ import click
 
 from ...core.errors import TerrellaError
 from .. import recipe as recipes
-from ..recipe_files import chosen, run_folder
+from ..recipe_files import chosen
 from ..slurm import cluster
 from ..slurm import submit as jobs
 from ..slurm.render import JOB_SHELL, Plan, load, render, sweep_settings
@@ -85,7 +85,7 @@ def launch(
     dry_run, follow, at_once = options.pop("dry_run"), options.pop("follow"), options.pop("at_once")
     recipe = chosen(recipe, options.pop("size"), options.pop("env"))
     settings = JobSettings(**options)
-    run = folder or str(run_folder(recipe, recipes.load(recipe, overrides).name))
+    run = folder or f"runs/{recipes.load(recipe, overrides).name}"
     # a printed script may run elsewhere; one that is submitted here has one place
     place = run if dry_run else os.path.abspath(run)
     plan = Plan(recipe, place, settings, overrides, split_after, sweeps, at_once, command_line())

@@ -146,7 +146,7 @@ def look(folder: Path, now: float | None = None) -> View:
                 StageView(name, "running" if records else "waiting", step, total, seconds_left(records, step, total))
             )
     lease = read_json(folder / "lease.json") or {}
-    findings = check_metrics(run.metrics, run.samples)
+    findings = check_metrics(run.metrics, run.samples, run.finished)
     view = View(run.name, stages, findings=findings, released=bool(lease.get("released")))
     # The record is in the recipe's order, so its last stage is the one at work.
     current = next(

@@ -160,7 +160,7 @@ def findings_of(runs: list[RunData], invalid: Counter | None = None, rollouts_re
     """Everything for the warnings section, worst first; with several runs each line names its run."""
     found = []
     for run in runs:
-        own = check_metrics(run.metrics, run.samples) + check_tables(run.results)
+        own = check_metrics(run.metrics, run.samples, run.finished) + check_tables(run.results)
         own += [Finding("warning", problem) for problem in run.problems]
         proof = run.export_proof or {}
         difference, tolerance = number(proof.get("max_logit_difference")), number(proof.get("tolerance"))

@@ -135,14 +135,21 @@ def reward_move(metrics: list[dict[str, Any]], stage: str) -> float:
     return gain / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, gain) if gain else 0.0
 
 
-def nothing_learnt(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
-    """A stage whose gradient was zero throughout, or whose reward ended where it began."""
+def nothing_learnt(metrics: list[dict[str, Any]], stage: str, ended: bool) -> list[Finding]:
+    """A stage whose gradient was zero throughout, or whose reward ended where it began. A few steps say something only
+    where no more will follow.
+    """
     norms = series(metrics, stage, "grad_norm")
     rewards = series(metrics, stage, "reward/mean")
-    if norms and all(value == 0 for _, value in norms):
+    if len(norms) >= (1 if ended else FLAT_STEPS) and all(value == 0 for _, value in norms):
         recorded = f"all {len(norms)} recorded steps" if len(norms) > 1 else "the one recorded step"
-        cause = "no group had samples of different reward" if rewards else "nothing carries a loss"
-        remedy = REMEDIES["reward_std"] if rewards else "look at the roles of the data with terrella shards inspect"
+        alike = all(value == 0 for _, value in series(metrics, stage, "trained_share"))
+        if rewards and alike:
+            cause, remedy = "no group had samples of different reward", REMEDIES["reward_std"]
+        elif rewards:
+            cause, remedy = "no sample was better than another", "look at the rollouts and their rewards in report.html"
+        else:
+            cause, remedy = "nothing carries a loss", "look at the roles of the data with terrella shards inspect"
         return [
             Finding(
                 "warning",
@@ -168,9 +175,9 @@ def nothing_learnt(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
     return []
 
 
-def learning_signs(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
+def learning_signs(metrics: list[dict[str, Any]], stage: str, ended: bool) -> list[Finding]:
     """Rules of thumb about a stage's last steps: no reward spread, collapsed entropy, heavy clipping, sampler drift."""
-    findings = nothing_learnt(metrics, stage)
+    findings = nothing_learnt(metrics, stage, ended)
     rises = reward_move(metrics, stage) > NOISE
     spread = series(metrics, stage, "reward/std")
     if not findings and len(spread) >= FLAT_STEPS and all(abs(value) < 1e-9 for _, value in spread[-FLAT_STEPS:]):
@@ -230,12 +237,16 @@ def learning_signs(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
     return findings
 
 
-def check_metrics(metrics: list[dict[str, Any]], samples: Mapping[str, int] | None = None) -> list[Finding]:
-    """Everything the records alone can tell, worst first. `samples` are those of a step, by stage."""
+def check_metrics(
+    metrics: list[dict[str, Any]], samples: Mapping[str, int] | None = None, ended: bool = False
+) -> list[Finding]:
+    """Everything the records alone can tell, worst first. `samples` are those of a step, by stage; of a run that has
+    ended no more steps will follow.
+    """
     stages = list(dict.fromkeys(record["stage"] for record in metrics))
     findings = recorded_faults(metrics)
     for stage in stages:
-        findings += invalid_rollouts(metrics, stage, (samples or {}).get(stage)) + learning_signs(metrics, stage)
+        findings += invalid_rollouts(metrics, stage, (samples or {}).get(stage)) + learning_signs(metrics, stage, ended)
     return worst_first(findings)
 
 

@@ -1,0 +1,78 @@
+"""terrella.evaluate asks a run as it evaluated itself, but for what is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import terrella
+from terrella.core import run as runs
+from terrella.core.errors import ConfigError
+from terrella.launch import api, recipe
+from terrella.launch.stages.verbs import require_same_files
+from terrella.rl.own.config import DataEnvironment
+
+SETTINGS = ("seed=7", "precision.params=fp32", "stages.evaluate.n=300", "stages.evaluate.max_new_tokens=4")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as a finished run leaves it, without its weights."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text("def score(prompt, answer, info):\n    return 1.0\n")
+    for name in ("rows.jsonl", "others.jsonl"):
+        (tmp_path / name).write_text('{"question": "1+1", "answer": 2}\n' * 20)
+    words = {"env.train": "rows.jsonl", "env.reward": "my.py:score", "env.template": "😀{{ question }}="}
+    words = {key: value if key == "env.template" else str(tmp_path / value) for key, value in words.items()}
+    given = tuple(f'{key}="{value}"' for key, value in words.items())
+    config = recipe.load("grpo", (*given, *SETTINGS))
+    made, lease = runs.create(tmp_path / "run", config)
+    assert isinstance(config.env, DataEnvironment)
+    require_same_files(config.env, made)
+    lease.release()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "run" / "export").mkdir()
+    (tmp_path / "run" / "export" / "config.json").write_text("{}")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[recipe.Recipe]:
+    """The recipes that evaluations would run, read as they are read."""
+    found: list[recipe.Recipe] = []
+
+    def note(name: str, settings: tuple[str, ...], *_: Any, **__: Any) -> Any:
+        found.append(recipe.load(name, tuple(x for x in settings if not x.startswith("model.folder="))))
+        return SimpleNamespace(results={"evaluate": {}})
+
+    monkeypatch.setattr(api, "_run", note)
+    return found
+
+
+def test_a_run_is_asked_as_it_evaluated_itself(run: Path, asked: list[recipe.Recipe]) -> None:
+    terrella.evaluate("run")
+    terrella.evaluate(run, data="others.jsonl", overrides={"stages.evaluate.n": 5})
+    terrella.evaluate(run, data="others.jsonl", reward="exact", template="{{ question }}?")
+    own, others, exact = asked
+    stages = [config.stages[1] for config in asked]
+    assert [(s.n, s.max_new_tokens) for s in stages] == [(300, 4), (5, 4), (300, 4)]
+    assert all((config.seed, config.precision.params) == (7, "fp32") for config in asked)
+    assert own.env.template == others.env.template == "😀{{ question }}=" and exact.env.template == "{{ question }}?"
+    assert own.env.reward == others.env.reward and exact.env.reward == "exact"
+    assert [str(config.env.train) for config in asked] == [str(run.parent / "rows.jsonl"), "None", "None"]
+    assert str(others.env.test) == str(run.parent / "others.jsonl")
+
+
+def test_what_has_changed_since_is_refused_unless_other_is_given(run: Path, asked: list[recipe.Recipe]) -> None:
+    (run.parent / "rows.jsonl").write_text('{"question": "1+1", "answer": 2}\n')
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: has changed since .*; to score by others give data or reward"):
+        terrella.evaluate(run)
+    terrella.evaluate(run, data="others.jsonl")
+    (run.parent / "my.py").write_text("def score(prompt, answer, info):\n    return 0.0\n")
+    with pytest.raises(ConfigError, match=r"my\.py:score: the file has changed since .*--reward"):
+        terrella.evaluate(run, data="others.jsonl")
+    terrella.evaluate(run, data="others.jsonl", reward="my.py:score")
+    assert len(asked) == 2
