@@ -19,7 +19,7 @@ from ..core import schema
 from ..core.by_path import ByPath, require_same_file
 from ..core.errors import ConfigError
 from ..core.files import read_json
-from ..core.run import Run
+from ..core.run import ROWS, Run
 from ..rl.own.config import DataEnvironment, EnvironmentSettings
 from .recipe_files import run_folder
 from .task_options import EVALUATION, chosen_recipe, path_of, settings_of
@@ -81,9 +81,9 @@ def evaluate(
 
     path = Path(model)
     folder = model_folder(path) if path.exists() else model
-    rows = {} if data is None else {"env.train": None, "env.test": str(Path(data).absolute())}
+    rows = {} if data is None else {"env.test": str(Path(data).absolute())}
     trained = path.exists() and (path / "config.yaml").is_file()
-    own = _as_evaluated(path, data, reward, env) if trained else {}
+    own = _as_evaluated(path, data, reward, env, template) if trained else {}
     given = {**rows, **(overrides or {})}
     recipe, settings = _resolved(EVALUATION, given, reward, env, model=folder, template=template)
     settings = (*_words(own), *settings)
@@ -93,10 +93,11 @@ def evaluate(
         return _run(recipe, settings, Path(scratch) / "run", kept=False).results["evaluate"]
 
 
-def _as_evaluated(run: Path, data: Any, reward: Any, env: Any) -> dict[str, Any]:
+def _as_evaluated(run: Path, data: Any, reward: Any, env: Any, template: Any) -> dict[str, Any]:
     """The settings by which a run on a task of the user's own evaluated itself, but for what is given; rows, rewards
     and code that it takes over must be those it was trained with.
     """
+    from ..data.rows import rows_digest
     from .stages.verbs import require_same_files
 
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
@@ -107,7 +108,12 @@ def _as_evaluated(run: Path, data: Any, reward: Any, env: Any) -> dict[str, Any]
     own = stage.get("env") or config.get("env") or {}
     if env is not None or own.get("kind") not in ("data", "path") or (own["kind"] == "path" and (data or reward)):
         return asked
-    own = {**own, **({"train": None, "test": None} if data else {}), **({"reward": None} if reward else {})}
+    own = {**own, **({"reward": None} if reward else {})}
+    if data:  # beside rows that it was trained on it shows which of the others are among them
+        row_file = own["train"]
+        kept = row_file and Path(row_file).exists() and template is None
+        known = (read_json(run / ROWS) or {}).get(row_file) if kept else None
+        own |= {"train": row_file if known and known == rows_digest(Path(row_file)) else None, "test": None}
     try:
         settings = schema.build(EnvironmentSettings, schema.located(own, str(run / "config.yaml")), "env")
         if isinstance(settings, DataEnvironment) and isinstance(settings.reward, ByPath):

@@ -49,6 +49,7 @@ class Evaluation:
     probes: dict[tuple[str, str], Any] = field(default_factory=dict)
     # by model and part: its kept episodes, at the first temperature
     shown: dict[tuple[str, str], str] = field(default_factory=dict)
+    known: int = 0  # of the tasks, those that are among the ones to train on
 
     @property
     def trained(self) -> bool:
@@ -58,7 +59,7 @@ class Evaluation:
     @property
     def task_word(self) -> str:
         """What a task of the part `test` is called."""
-        return "held-out task" if self.trained else "test task"
+        return "held-out task" if self.trained and not self.known else "test task"
 
     def kind_of(self, model: str) -> str:
         """How the report marks a model's row."""
@@ -179,7 +180,11 @@ def reward_table(
         rows.append(row(name, evaluation.kind_of(name), [rewards[name, t] for t in temperatures]))
     if TRUTH in beside:
         rows.append(row(TRUTH, "ceiling", [beside[TRUTH]] * len(temperatures)))
-    tasks = f"{len(evaluation.tasks[TEST])} tasks" + (" that are never trained on" if evaluation.trained else "")
+    tasks = f"{len(evaluation.tasks[TEST])} tasks"
+    if evaluation.known:
+        tasks += f", {evaluation.known} of them among those to train on"
+    elif evaluation.trained:
+        tasks += " that are never trained on"
     before = "" if evaluation.trained else "What these models were trained on before is not known here. "
     return {
         "title": f"{evaluation.task_word.capitalize()}s: mean reward",
@@ -190,6 +195,7 @@ def reward_table(
         "95 % intervals. "
         f"{before}{left_out(faults)}",
         **({"invalid": left_out(faults)} if faults else {}),
+        **({"known": evaluation.known} if evaluation.known else {}),
     }
 
 

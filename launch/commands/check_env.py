@@ -19,9 +19,8 @@ from ...data.trajectory import Invalid
 from ...rl.conversation import text_of
 from ...rl.environment import End, Prompt, Split
 from ...rl.hosted import CHECKING_S, Sealed
-from ...rl.hosted.wire import pack_in_host
 from ...rl.own.config import DataEnvironment, EnvironmentSettings, OwnEnvironment
-from ...rl.own.tasks import open_tasks
+from ...rl.own.tasks import open_tasks, shared_tasks
 from ...rl.tasks import EMPTY as EMPTY_BASELINE
 from ...rl.tasks import Tasks
 
@@ -127,25 +126,12 @@ def check_tasks(tasks: Tasks, again: Tasks, splits: Collection[Split] = SPLITS) 
                 )
     purpose = {"train": "train on", "test": "test on"}
     counts = ", ".join(f"{len(tasks.of(split))} to {purpose[split]}" for split in splits)
-    if len(splits) > 1 and (shared := shared_tasks(tasks)):
+    if len(splits) > 1 and (shared := shared_tasks(tasks.of("train"), tasks.of("test"))):
         raise ConfigError(
             f"tasks: {len(shared)} of 'test' are in 'train' too, such as {short(shared[0])}; leave them out of one, "
             "for a score on what was trained on says nothing"
         )
     return f"tasks: {counts}, all picklable, the same in another process"
-
-
-def shared_tasks(tasks: Tasks) -> list[Any]:
-    """The tasks of the test split that are trained on too."""
-    test = set(map(_identity, tasks.of("test")))  # it is the smaller split
-    known = {identity for identity in map(_identity, tasks.of("train")) if identity in test}
-    return [task for task in tasks.of("test") if _identity(task) in known] if known else []
-
-
-def _identity(task: Any) -> str | bytes:
-    """Equal for equal tasks; one that holds objects of the user's classes is known by their pickles."""
-    shown = repr(task)
-    return pack_in_host(task) if "Sealed(" in shown else shown
 
 
 def unlike(one: Any, other: Any) -> bool:

@@ -149,6 +149,8 @@ def evaluate(ctx: click.Context, world: str, model: Path, out: Path | None, url:
     """
     from ..language import DOMAINS, Questions, evaluate_language, show
 
+    if out and not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out}: {out.parent} is no folder")
     if world == "rows":
         table = _evaluate_rows(ctx, model, options)
         if out:

@@ -235,7 +235,10 @@ def _early_stop(folder: Path) -> Iterator[None]:
 
 def _raise_if_stopped(folder: Path, code: int) -> None:
     if code == STOPPED:
-        raise Stopped(f"{folder}: saved and stopped on request; run the same command to go on")
+        context = click.get_current_context(silent=True)
+        kept = ((context and context.obj) or {}).get("kept", True)
+        saved = f"{folder}: saved and stopped on request; run the same command to go on"
+        raise Stopped(saved if kept else "stopped on request; nothing of it is kept")
 
 
 def _report(folder: Path) -> None:

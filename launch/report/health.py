@@ -280,6 +280,9 @@ def check_tables(tables: list[dict[str, Any]]) -> list[Finding]:
             found.append(empty)
         if (worse := below_baseline(table)) is not None:
             found.append(worse)
+        if table.get("known"):
+            text = f"“{table['title']}”: {table['known']:g} of the tasks are among those to train on"
+            found.append(Finding("warning", f"{text}; leave them out, for their scores say nothing of new tasks"))
         if bare:
             found.append(
                 Finding("note", f"“{table['title']}”: {bare} scores come without an interval or a sample size")

@@ -159,6 +159,7 @@ def read_table(path: Path, problems: list[str]) -> dict[str, Any] | None:
         "note": table.get("note"),
         "unit": table.get("unit"),  # of its numbers, where they are no shares
         "invalid": table.get("invalid"),  # how many results were, and why
+        "known": number(table.get("known")),  # tasks that are among those to train on
         "facts": table.get("facts") is True,  # numbers about the models that are no scores
         "lower": [str(c) for c in table.get("lower") or []],  # columns in which less is better
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,8 @@ from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.evaluation import TEST, Evaluation, Judged, Results
 from ...rl.objective import logprob_score
+from ...rl.own.config import DataEnvironment, OwnEnvironment
+from ...rl.own.tasks import shared_tasks
 from ...rl.rollout.resample import make_or_remake
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
@@ -34,6 +36,18 @@ def check(stage: Score, job: Job) -> None:
             require_judged(tasks, TEST, stage.samples if stage.temperatures[-1] else 1)
             require_tasks(tasks, TEST, stage.name)
             tasks.require_room(stage.max_new_tokens, TEST)
+            if shared := _trained_on(stage, job, tasks, tasks.of(TEST)):
+                job.warn(
+                    f"stage '{stage.name}': {len(shared)} of {len(tasks.of(TEST))} test tasks are among those to train "
+                    f"on, such as {shared[0]!s:.80}; leave them out of one, for a score on what was trained on says nothing"
+                )
+
+
+def _trained_on(stage: Score, job: Job, tasks: Tasks, asked: Sequence[Any]) -> list[Any]:
+    """Those of the tasks asked that the user's own task has among its training tasks too."""
+    if not isinstance(stage.env or job.recipe.env, DataEnvironment | OwnEnvironment):
+        return []
+    return shared_tasks(tasks.of("train"), asked)
 
 
 def run(stage: Score, job: Job) -> dict[str, Any]:
@@ -76,6 +90,7 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
             {arm.name: kinds[arm.model] for arm in stage.compared},
             probes,
             shown,
+            len(_trained_on(stage, job, tasks, parts.get(TEST, []))),
         )
         results: Results = job.mesh.from_main(lambda: tasks.results(evaluation))
     if job.mesh.is_main:

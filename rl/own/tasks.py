@@ -145,6 +145,21 @@ def _more(found: Sequence[Any]) -> str:
     return f" (and {len(found) - 1:,} more row{'s' if len(found) > 2 else ''})" if len(found) > 1 else ""
 
 
+def shared_tasks(trained: Sequence[Any], tested: Sequence[Any]) -> list[Any]:
+    """The tasks tested on that are trained on too."""
+    test = set(map(_identity, tested))  # it is the smaller split
+    known = {identity for identity in map(_identity, trained) if identity in test}
+    return [task for task in tested if _identity(task) in known] if known else []
+
+
+def _identity(task: Any) -> str | bytes:
+    """Equal for equal tasks; one that holds objects of the user's classes is known by their pickles."""
+    from ..hosted.wire import pack_in_host
+
+    shown = repr(task)
+    return pack_in_host(task) if "Sealed(" in shown else shown
+
+
 class DataTasks(Tasks):
     """Rows of data, one turn each: the row's prompt, and the reward judges the answer."""
 

@@ -62,7 +62,7 @@ def test_a_run_is_asked_as_it_evaluated_itself(run: Path, asked: list[recipe.Rec
     assert all((config.seed, config.precision.params) == (7, "fp32") for config in asked)
     assert own.env.template == others.env.template == "😀{{ question }}=" and exact.env.template == "{{ question }}?"
     assert own.env.reward == others.env.reward and exact.env.reward == "exact"
-    assert [str(config.env.train) for config in asked] == [str(run.parent / "rows.jsonl"), "None", "None"]
+    assert [str(config.env.train) for config in asked] == [str(run.parent / "rows.jsonl")] * 2 + ["None"]
     assert str(others.env.test) == str(run.parent / "others.jsonl")
 
 

@@ -198,12 +198,14 @@ def test_grpo_from_the_command_line(place: Path) -> None:
     assert beside.returncode == 2 and f"{place / 'grading.py'}: has changed since this run was started" in beside.stderr
     assert (run / "report.html").exists() and not (run / "set-aside").exists()  # nothing was moved for it
 
-    # the run's own template, reward, stop ids and length of answers, on rows it has not seen
+    # the run's own template, reward, stop ids and length of answers; these rows are not new
     (place / "others.jsonl").write_text("".join(ROWS.splitlines(keepends=True)[:3]))
     done = terrella(place, "eval", "rows", "--model", "runs/grpo", "--data", "others.jsonl", "--out", "others.json")
     assert done.returncode == 0, done.stdout + done.stderr
     table = json.loads((place / "others.json").read_text())
-    assert rows_of(table) == {"empty answer": "baseline", "model": "model", "demonstrations": "ceiling"}
+    trivial = {"empty answer": "baseline", "most common answer": "baseline"}
+    assert rows_of(table) == {**trivial, "model": "model", "demonstrations": "ceiling"}
+    assert "test tasks are among those to train on" in done.stdout and "3 of the tasks are among" in done.stdout
     assert {row["name"]: row["cells"][0]["value"] for row in table["rows"]}["demonstrations"] == 1.0
     assert all(row["cells"][0]["n"] == 3 for row in table["rows"])
 
