@@ -115,7 +115,8 @@ def _as_evaluated(run: Path, data: Any, reward: Any, env: Any, template: Any) ->
         known = (read_json(run / ROWS) or {}).get(row_file) if kept else None
         own |= {"train": row_file if known and known == rows_digest(Path(row_file)) else None, "test": None}
     try:
-        settings = schema.build(EnvironmentSettings, schema.located(own, str(run / "config.yaml")), "env")
+        kind: Any = EnvironmentSettings
+        settings = schema.build(kind, schema.located(own, str(run / "config.yaml")), "env")
         if isinstance(settings, DataEnvironment) and isinstance(settings.reward, ByPath):
             require_same_file(settings.reward.path, Path(), settings.reward.digest)
         require_same_files(settings, Run(run, ""))

@@ -39,7 +39,7 @@ def check(stage: Score, job: Job) -> None:
             if shared := _trained_on(stage, job, tasks, tasks.of(TEST)):
                 job.warn(
                     f"stage '{stage.name}': {len(shared)} of {len(tasks.of(TEST))} test tasks are among those to train "
-                    f"on, such as {shared[0]!s:.80}; leave them out of one, for a score on what was trained on says nothing"
+                    f"on, such as {shared[0]!s:.80}; leave them out of one, for their scores say nothing of new tasks"
                 )
 
 
