@@ -4,7 +4,6 @@ directories.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import threading
@@ -22,7 +21,7 @@ from ..core.files import read_json
 from ..core.run import ROWS, Run
 from ..rl.own.config import DataEnvironment, EnvironmentSettings
 from .recipe_files import run_folder
-from .task_options import EVALUATION, chosen_recipe, path_of, settings_of
+from .task_options import EVALUATION, as_settings, chosen_recipe, path_of, settings_of
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def evaluate(
     own = _as_evaluated(path, data, reward, env, template) if trained else {}
     given = {**rows, **(overrides or {})}
     recipe, settings = _resolved(EVALUATION, given, reward, env, model=folder, template=template)
-    settings = (*_words(own), *settings)
+    settings = (*as_settings(own), *settings)
     if run is not None:
         return _run(recipe, settings, Path(run)).results["evaluate"]
     with tempfile.TemporaryDirectory(prefix="terrella-evaluate-") as scratch:
@@ -135,12 +134,7 @@ def _resolved(
         "env": None if env is None else path_of(env),
     }
     recipe = chosen_recipe(str(recipe), words)
-    return recipe, (*settings_of(recipe, words), *_words(overrides))
-
-
-def _words(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Settings as `--set` takes them."""
-    return tuple(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items())
+    return recipe, (*settings_of(recipe, words), *as_settings(overrides))
 
 
 def _run(recipe: str, settings: tuple[str, ...], run: Path | None, kept: bool = True) -> RunResult:

@@ -72,15 +72,13 @@ def settings_of(recipe: str, options: Mapping[str, str | None]) -> tuple[str, ..
         raise ConfigError(
             f"--{clash}: the environment {given['env']} gives its own tasks and scores; leave out --{clash} or --env"
         )
-    made = [f"env={json.dumps({'kind': whole_path(given['env'])}, ensure_ascii=False)}"] if "env" in given else []
-    return (
-        *made,
-        *(
-            f"{key}={json.dumps(whole_path(given[name]), ensure_ascii=False)}"
-            for name, key in KEYS.items()
-            if name in given
-        ),
-    )
+    made = {"env": {"kind": whole_path(given["env"])}} if "env" in given else {}
+    return as_settings({**made, **{key: whole_path(given[name]) for name, key in KEYS.items() if name in given}})
+
+
+def as_settings(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Values by their keys, as `--set` takes them."""
+    return tuple(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
 
 
 def require_own(recipe: str, config: recipes.Recipe, by_settings: bool = False) -> None:

@@ -178,7 +178,7 @@ def evaluate(ctx: click.Context, world: str, model: Path, out: Path | None, url:
         write_json(out, table)
 
 
-OF_ROWS = {"n": "n", "samples": "samples", "temperatures": "temperatures", "max_new_tokens": "max_new_tokens"}
+OF_ROWS = ("n", "samples", "temperatures", "max_new_tokens")
 
 
 def _evaluate_rows(ctx: click.Context, model: Path, options: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _evaluate_rows(ctx: click.Context, model: Path, options: dict[str, Any]) -> 
     other = [p.opts[0] for p in ctx.command.params if p.name in given and p.name not in (*OF_ROWS, *own)]
     if other:
         raise ConfigError(f"{other[0]}: is no option of `terrella eval rows`")
-    asked = {f"stages.evaluate.{key}": options[name] for name, key in OF_ROWS.items() if name in given}
+    asked = {f"stages.evaluate.{name}": options[name] for name in OF_ROWS if name in given}
     return on_rows(model, **own, overrides=asked)
 
 

@@ -44,10 +44,14 @@ def check(stage: Score, job: Job) -> None:
 
 
 def _trained_on(stage: Score, job: Job, tasks: Tasks, asked: Sequence[Any]) -> list[Any]:
-    """Those of the tasks asked that the user's own task has among its training tasks too."""
-    if not isinstance(stage.env or job.recipe.env, DataEnvironment | OwnEnvironment):
-        return []
-    return shared_tasks(tasks.of("train"), asked)
+    """Those of the tasks asked that the user's own task has among its training tasks too. An environment that nothing
+    is trained in need not have any.
+    """
+    env = stage.env or job.recipe.env
+    trains = any(isinstance(other, Tune | Reinforce) for other in job.recipe.stages)
+    if isinstance(env, DataEnvironment) or (isinstance(env, OwnEnvironment) and trains):
+        return shared_tasks(tasks.of("train"), asked)
+    return []
 
 
 def run(stage: Score, job: Job) -> dict[str, Any]:
@@ -90,9 +94,13 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
             {arm.name: kinds[arm.model] for arm in stage.compared},
             probes,
             shown,
-            len(_trained_on(stage, job, tasks, parts.get(TEST, []))),
         )
-        results: Results = job.mesh.from_main(lambda: tasks.results(evaluation))
+
+        def tables() -> Results:
+            known = len(_trained_on(stage, job, tasks, parts.get(TEST, [])))
+            return tasks.results(replace(evaluation, known=known))
+
+        results: Results = job.mesh.from_main(tables)
     if job.mesh.is_main:
         for name, table in results.tables.items():
             job.run.write_result(f"{stage.name}-{name}" if name else stage.name, table)

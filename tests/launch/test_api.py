@@ -12,8 +12,9 @@ import terrella
 from terrella.core import run as runs
 from terrella.core.errors import ConfigError
 from terrella.launch import api, recipe
+from terrella.launch.stages.eval import _trained_on
 from terrella.launch.stages.verbs import require_same_files
-from terrella.rl.own.config import DataEnvironment
+from terrella.rl.own.config import DataEnvironment, OwnEnvironment
 
 SETTINGS = ("seed=7", "precision.params=fp32", "stages.evaluate.n=300", "stages.evaluate.max_new_tokens=4")
 
@@ -76,3 +77,14 @@ def test_what_has_changed_since_is_refused_unless_other_is_given(run: Path, aske
         terrella.evaluate(run, data="others.jsonl")
     terrella.evaluate(run, data="others.jsonl", reward="my.py:score")
     assert len(asked) == 2
+
+
+def test_training_tasks_are_asked_for_only_where_something_is_trained() -> None:
+    asked: list[str] = []
+    tasks: Any = SimpleNamespace(of=lambda split: asked.append(split) or ["a", "b"])
+    stage: Any = SimpleNamespace(env=OwnEnvironment("my.py:Echo"))
+    start, tuned = (next(s for s in recipe.load("sft").stages if s.kind == kind) for kind in ("start", "sft"))
+    for stages, found in (((start,), []), ((start, tuned), ["b"])):
+        job: Any = SimpleNamespace(recipe=SimpleNamespace(env=None, stages=stages))
+        assert _trained_on(stage, job, tasks, ["b", "c"]) == found
+    assert asked == ["train"]
