@@ -192,7 +192,8 @@ def _merge_named(base: Located, over: Located) -> Located:
             for key, item in change.value.items():
                 named = {n: merge(c, Located({key: item}, c.where)) if key in c.value else c for n, c in named.items()}
         elif name not in named:
-            raise ConfigError(f"{change.where}: '{name}' is none of those in the base{did_you_mean(name, named)}")
+            hint = did_you_mean(name, named, cutoff=0.5)
+            raise ConfigError(f"{change.where}: '{name}' is none of those in the base ({', '.join(named)}){hint}")
         elif change.value is None:
             del named[name]
         else:
@@ -217,8 +218,9 @@ def _index(node: Located, part: str, where: str) -> int:
     names = [_name(c) for c in node.value]
     if part in names:
         return names.index(part)
-    kinds = "no name and no number" if any(names) else "no number"
-    hint = did_you_mean(part, [n for n in names if n])
+    named = [name for name in names if name]
+    kinds = f"no name ({', '.join(named)}) and no number" if named else "no number"
+    hint = did_you_mean(part, named, cutoff=0.5)
     raise ConfigError(f"{where}: '{part}' is {kinds} (0 to {len(node.value) - 1}) of the list at {node.where}{hint}")
 
 
@@ -347,7 +349,10 @@ def _own_file(kind: Any, value: str, item: Located, key: str) -> str:
     """
     path = by_path.existing(value, item.folder)
     if path is None and kind is by_path.OwnText and _TEXT_FILE.fullmatch(value):
-        raise ConfigError(f"{item.where}: {key} = {value}: no such file")
+        raise ConfigError(
+            f"{item.where}: {key} = {value}: no such file, beside the recipe or in the current folder; correct the "
+            "path, or end it with a blank where it is the text itself"
+        )
     if path is None or (kind is by_path.OwnText and not path.is_file()):
         return value
     try:

@@ -12,8 +12,9 @@ from typing import Any
 import click
 
 from ...core.errors import TerrellaError
+from ...core.run import require_ours, require_same_settings
 from .. import recipe as recipes
-from ..recipe_files import chosen
+from ..recipe_files import chosen, run_folder
 from ..slurm import cluster
 from ..slurm import submit as jobs
 from ..slurm.render import JOB_SHELL, Plan, load, render, sweep_settings
@@ -85,7 +86,8 @@ def launch(
     dry_run, follow, at_once = options.pop("dry_run"), options.pop("follow"), options.pop("at_once")
     recipe = chosen(recipe, options.pop("size"), options.pop("env"))
     settings = JobSettings(**options)
-    run = folder or f"runs/{recipes.load(recipe, overrides).name}"
+    own = "" if sweeps else recipe  # the tasks of an array get folders of their own, which are none of a run's
+    run = folder or str(run_folder(own, recipes.load(recipe, overrides).name))
     # a printed script may run elsewhere; one that is submitted here has one place
     place = run if dry_run else os.path.abspath(run)
     plan = Plan(recipe, place, settings, overrides, split_after, sweeps, at_once, command_line())
@@ -113,18 +115,23 @@ def launch(
 
 
 def check_inputs(plan: Plan) -> str | None:
-    """Folders, files and tags that a stage would miss only after the queue are missed now. Returns what could not be
-    checked here.
+    """Folders, files and tags that a stage would miss only after the queue are missed now, and a run folder of other
+    settings is found. Returns what could not be checked here.
     """
-    recipe = load(plan, *sweep_settings(plan.sweeps)[:1])  # of an array the first task
+    swept = [(f"{task:03d}", settings) for task, settings in enumerate(sweep_settings(plan.sweeps))]
+    runs = {Path(plan.run, task): load(plan, settings) for task, settings in swept or [("", ())]}
+    folder, recipe = next(iter(runs.items()))
     require_own(plan.recipe, recipe, by_settings=True)
     if plan.settings.container:
         return "folders and data are not checked: the container may have them elsewhere"
     from ..worker import check_stages
     from .check_recipe import alone
 
+    for place, settings in runs.items():
+        require_ours(place)
+        require_same_settings(place, settings)
     try:
-        check_stages(recipe.stages, alone(recipe, Path(plan.run)))
+        check_stages(recipe.stages, alone(recipe, folder))  # of an array the first task
     except ImportError as error:
         return f"folders and data are not checked: {error.name} is not installed on this machine"
     return None

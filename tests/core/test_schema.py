@@ -71,13 +71,19 @@ def test_an_override_finds_a_list_item_by_number_or_name() -> None:
     for override, message in (
         (
             "stages.rvlr.steps=5",
-            "'rvlr' is no name and no number (0 to 1) of the list at f.yaml:1; did you mean 'rlvr'?",
+            "'rvlr' is no name (warmup, rlvr) and no number (0 to 1) of the list at f.yaml:1; did you mean 'rlvr'?",
         ),
-        ("stages.2.steps=5", "'2' is no name and no number (0 to 1) of the list at f.yaml:1"),
+        ("stages.2.steps=5", "'2' is no name (warmup, rlvr) and no number (0 to 1) of the list at f.yaml:1"),
         ("plain.x=1", "'x' is no number (0 to 1) of the list at f.yaml:4"),
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):
             schema.apply_override(tree, override)
+
+
+def test_a_stage_of_two_letters_that_were_swapped_is_found() -> None:
+    tree = schema.parse_yaml("stages: [{name: sft}, {name: rl}, {name: evaluate}]", "f.yaml")
+    with pytest.raises(ConfigError, match=r"'lr' is no name \(sft, rl, evaluate\) .*; did you mean 'rl'\?"):
+        schema.apply_override(tree, "stages.lr.steps=5")
 
 
 def test_an_override_takes_a_named_section_out_of_a_list() -> None:
@@ -86,7 +92,7 @@ def test_an_override_takes_a_named_section_out_of_a_list() -> None:
     for override in ("stages.warmup=null", "stages.rlvr.steps=5", "plain.0=null", "limit=null"):
         schema.apply_override(tree, override)
     assert schema.plain(tree) == {"stages": [{"name": "rlvr", "steps": 5}], "plain": [None, 2], "limit": None}
-    with pytest.raises(ConfigError, match="'warmup' is no name and no number"):
+    with pytest.raises(ConfigError, match=r"'warmup' is no name \(rlvr\) and no number"):
         schema.apply_override(tree, "stages.warmup=null")
 
 

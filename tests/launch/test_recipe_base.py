@@ -69,7 +69,7 @@ def test_bases_of_bases_and_several_at_once(tmp_path: Path) -> None:
         ),
         (
             OVER.replace("estimation: null", "estimatiom: null"),
-            "mine.yaml:7: 'estimatiom' is none of those in the base; did you mean 'estimation'",
+            r"mine.yaml:7: 'estimatiom' is none of those in the base \(.*estimation.*\); did you mean 'estimation'",
         ),
         (OVER.replace("layers: 2", "layers: two"), "mine.yaml:3: model.layers = 'two' must be int"),
         ("base: [1]\nname: x\n", "mine.yaml:1: base must be"),

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from terrella.core import run as runs
 from terrella.core.errors import ConfigError, DeadlineError, TerrellaError
+from terrella.launch import recipe
 from terrella.launch.commands.launch import check_inputs, launch
 from terrella.launch.slurm import cluster, submit
 from terrella.launch.slurm.render import JOB_SHELL, Plan, cut, load, render, sweep_settings
@@ -255,6 +257,27 @@ def test_a_recipe_for_any_task_is_not_submitted_without_one(tmp_path: Path) -> N
     plan = Plan("grpo", str(tmp_path / "run"), JobSettings(container="x"), ("env.reward=exact",), sweeps=swept)
     with pytest.raises(ConfigError, match=r"task of your own; add --set model\.folder=FOLDER$"):
         check_inputs(plan)
+
+
+def test_a_run_folder_of_other_settings_is_refused_before_submission(tmp_path: Path) -> None:
+    """Also one of an array's tasks."""
+
+    def begun(folder: Path, *overrides: str) -> Path:
+        run, lease = runs.create(folder, recipe.load("sokoban-tiny", (*overrides, "ranks=2")))
+        lease.release()
+        (run.path / "metrics.jsonl").write_text("")
+        return run.path
+
+    settings = JobSettings(gpus=0, ranks_per_node=2)
+    one = begun(tmp_path / "one")
+    assert check_inputs(Plan(str(one / "config.yaml"), str(one), settings)) is None
+    begun(tmp_path / "many" / "001", "seed=7")
+    swept = Plan("sokoban-tiny", str(tmp_path / "many"), settings, sweeps=("seed=[5,6]",))
+    for plan in (Plan(str(one / "config.yaml"), str(one), settings, ("seed=6",)), swept):
+        with pytest.raises(ConfigError, match=r"started with other settings \(seed: \d+ then, 6 now\)"):
+            check_inputs(plan)
+    text = CliRunner().invoke(launch, [str(one / "config.yaml"), "--dry-run"], catch_exceptions=False).output
+    assert f"run={one}\n" in text
 
 
 PUBLISHED = {
