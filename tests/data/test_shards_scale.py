@@ -120,7 +120,7 @@ def test_an_open_shard_holds_a_few_bytes_a_sample(tmp_path: Path) -> None:
 
 
 def test_a_thousand_million_samples_take_little_memory(tmp_path: Path) -> None:
-    """What docs/data.md states: folder and order of 10,000 shards of 100,000, before any of them is opened."""
+    """What docs/lab/engine.md states: folder and order of 10,000 shards of 100,000, before any of them is opened."""
     count, each = 10_000, 100_000
     with ShardWriter(tmp_path) as writer:
         writer.write({"n.json": 0})
