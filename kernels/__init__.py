@@ -3,7 +3,6 @@
 from .adam import adam_update
 from .advantage import bilevel_gae, gae, group_advantage, spread_rows, variance_filter
 from .fp8 import (
-    Scaled,
     cast_both,
     cast_columns,
     cast_rows,
@@ -22,6 +21,7 @@ from .qkv import cut_heads, qkv_rope
 from .rmsnorm import rmsnorm, rmsnorm_backward, rmsnorm_forward
 from .rope import rope, rope_table
 from .rows import sum_rows
+from .scaled import Scaled
 from .swiglu import swiglu, swiglu_backward, weighted_swiglu, weighted_swiglu_backward
 
 __all__ = [

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from .dispatch import use_triton
+from .group_std import EPS, mean_group_std
 
-EPS = 1e-6  # added to a group's std
 METHODS = ("identity", "mean", "mean_std", "leave_one_out", "uniform_std", "asym_clip")
 
 
@@ -54,13 +54,6 @@ def _checked(rewards_S: torch.Tensor, valid_S: torch.Tensor | None) -> tuple[tor
             f"reward {int(bad.nonzero()[0])} is {float(value_S[bad][0])}; mark failed samples in valid_S instead"
         )
     return value_S, valid_S
-
-
-def mean_group_std(std_G: torch.Tensor, measured_G: torch.Tensor, gather: Callable[[Any], list[Any]]) -> float:
-    """The mean std over all ranks' groups that have one; 1 where none has."""
-    parts = gather((float(std_G[measured_G].sum()), int(measured_G.sum())))
-    groups = sum(count for _, count in parts)
-    return sum(total for total, _ in parts) / groups if groups else 1.0
 
 
 def group_advantage(

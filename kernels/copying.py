@@ -49,5 +49,5 @@ def propose(
     if use_triton(text_BL):
         from .triton.copying import triton_propose
 
-        return triton_propose(text_BL, length_B, source_B, ahead)
+        return triton_propose(text_BL, length_B, source_B, ahead, longest=LONGEST, sure=SURE)
     return reference_propose(text_BL, length_B, source_B, ahead)

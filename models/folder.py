@@ -1,11 +1,13 @@
 """A Hugging Face folder's tensors. Where the folder carries the proof of its export, every tensor and file is held
-against it.
+against it. Pickled files are opened with torch's restricted unpickler and a short allow-list; anything else in them is
+refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +91,6 @@ class _Pickled:
     """
 
     def __init__(self, path: Path) -> None:
-        from .formats import load_pickle
-
         if not path.is_file():
             raise ConfigError(f"{path}: missing")
         self.tensors = load_pickle(path)
@@ -138,6 +138,68 @@ def weight_files(folder: Path) -> list[str]:
     if outside:
         raise StorageError(f"{path}: weight_map names '{outside[0]}', which is not a file of this folder")
     return sorted(set(mapping.values()))
+
+
+def load_pickle(path: Path) -> dict[str, Any]:
+    """A state dict from a pickled file: tensors, plain containers and the wrappers of sharded tensors, nothing else."""
+    return by_name(unpickle(path), path)
+
+
+def by_name(state: Any, path: Path) -> dict[str, Any]:
+    """What a pickled file held, if it is a mapping of names."""
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        raise ConfigError(f"{path}: holds a {type(state).__name__}, not tensors by their names")
+    return state
+
+
+def unpickle(path: Path) -> Any:
+    """What a pickled file holds, out of the containers of training scripts; torch's restricted unpickler opens it."""
+    try:
+        with _only_tensors():
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"{path}: refused, it is not a plain file of tensors ({first})") from error
+    while (
+        isinstance(state, dict)
+        and len(state) <= 3
+        and any(isinstance(state.get(k), dict) for k in ("model", "module", "state_dict"))
+    ):
+        state = next(state[k] for k in ("model", "module", "state_dict") if isinstance(state.get(k), dict))
+    return state
+
+
+@contextmanager
+def _only_tensors() -> Iterator[None]:
+    """The types that a pickled file may hold: torch's own, whatever other packages have allowed in this process."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    types: list[Any] = [
+        DTensor,
+        DTensorSpec,
+        TensorMeta,
+        Shard,
+        Replicate,
+        torch.distributed.device_mesh.DeviceMesh,
+        torch.Size,
+    ]
+    try:
+        from torch.distributed.tensor.placement_types import _StridedShard
+
+        types.append(_StridedShard)
+    except ImportError:
+        pass
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(
+        [t for t in before if getattr(t, "__module__", "").startswith("torch.")] + types
+    )
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
 
 
 def open_safetensors(path: Path) -> Any:

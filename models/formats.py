@@ -1,13 +1,9 @@
-"""Weights as public releases left them: each reader gives Hugging Face names and tensors, whatever the files are.
-
-Pickled files are opened with torch's restricted unpickler and a short allow-list; anything else in them is refused.
-"""
+"""Weights as public releases left them: each reader gives Hugging Face names and tensors, whatever the files are."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,16 @@ from ..core.errors import ConfigError
 from ..core.files import read_json
 from .config import ModelConfig
 from .families import FAMILIES, hf_names, parameter_names
-from .folder import HFFolder, check_files, check_left, open_safetensors, weight_files
+from .folder import (
+    HFFolder,
+    by_name,
+    check_files,
+    check_left,
+    load_pickle,
+    open_safetensors,
+    unpickle,
+    weight_files,
+)
 
 
 @dataclass(frozen=True)
@@ -27,66 +32,6 @@ class HFTensors:
 
     names: frozenset[str]
     get: Callable[[str], torch.Tensor]
-
-
-def load_pickle(path: Path) -> dict[str, Any]:
-    """A state dict from a pickled file: tensors, plain containers and the wrappers of sharded tensors, nothing else."""
-    return _by_name(_load(path), path)
-
-
-def _by_name(state: Any, path: Path) -> dict[str, Any]:
-    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        raise ConfigError(f"{path}: holds a {type(state).__name__}, not tensors by their names")
-    return state
-
-
-def _load(path: Path) -> Any:
-    try:
-        with _allowed():
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"{path}: refused, it is not a plain file of tensors ({first})") from error
-    while (
-        isinstance(state, dict)
-        and len(state) <= 3
-        and any(isinstance(state.get(k), dict) for k in ("model", "module", "state_dict"))
-    ):
-        state = next(state[k] for k in ("model", "module", "state_dict") if isinstance(state.get(k), dict))
-    return state
-
-
-@contextmanager
-def _allowed() -> Iterator[None]:
-    """The types that a pickled file may hold: torch's own, whatever other packages have allowed in this process."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-    types: list[Any] = [
-        DTensor,
-        DTensorSpec,
-        TensorMeta,
-        Shard,
-        Replicate,
-        torch.distributed.device_mesh.DeviceMesh,
-        torch.Size,
-    ]
-    try:
-        from torch.distributed.tensor.placement_types import _StridedShard
-
-        types.append(_StridedShard)
-    except ImportError:
-        pass
-    before = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals(
-        [t for t in before if getattr(t, "__module__", "").startswith("torch.")] + types
-    )
-    try:
-        yield
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)
 
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.", "module.")
@@ -260,8 +205,8 @@ def read_verl_megatron(folder: Path, config: ModelConfig) -> HFTensors:
     ranks: dict[tuple[int, int], list[dict[str, torch.Tensor]]] = {}
     for path in sorted(folder.glob("mp_rank_*/model.pt")):
         tensor_rank, *pipeline = map(int, re.findall(r"\d+", path.parent.name))
-        state = _load(path)
-        chunks = [_by_name(chunk, path) for chunk in (state if isinstance(state, list) else [state])]
+        state = unpickle(path)
+        chunks = [by_name(chunk, path) for chunk in (state if isinstance(state, list) else [state])]
         ranks[tensor_rank, pipeline[0] if pipeline else 0] = [{plain_name(k): v for k, v in c.items()} for c in chunks]
     if not ranks:
         raise ConfigError(f"{folder}: has no mp_rank_*/model.pt")

@@ -17,6 +17,7 @@ from ..data.tokenizers import Tokenizer
 from ..data.trajectory import Invalid
 from .chat import first_ids
 from .rewards import text_game, web_page
+from .rewards.text_game_transition import Transition
 from .rollout.episodes import rollout
 from .rollout.sampler import Sample, Sampler, SamplingParams
 
@@ -50,7 +51,7 @@ class Question:
             raise ValueError("reward: f1 is of web pages; text games have binary and task_specific")
         if not self.row:
             raise ValueError("data: this row holds an answer to imitate but no state, so nothing can be judged by it")
-        verdict = text_game.judge(response, text_game.Transition.from_row(self.row), kind, mode)
+        verdict = text_game.judge(response, Transition.from_row(self.row), kind, mode)
         return verdict.reward, verdict.reason
 
 
@@ -83,7 +84,7 @@ def read_pair(sample: dict[str, Any]) -> Question:
         "current_score_state": score,
         "next_score_state": next_score,
     }
-    step = text_game.Transition.from_row(row)
+    step = Transition.from_row(row)
     answer = f"{MARKER}{text_game.state_difference(step)!r}"
     return Question("text-game", prompt, answer, row, step.gold, extra.get("response", ""))
 

@@ -19,8 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..advantage import EPS, mean_group_std
 from ..dispatch import cdiv, power_of_2
+from ..group_std import EPS, mean_group_std
 
 
 @triton.jit

@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from ..copying import LONGEST, SURE
 from ..dispatch import power_of_2
 
 
@@ -41,7 +40,7 @@ def _propose_kernel(
 
 
 def triton_propose(
-    text_BL: torch.Tensor, length_B: torch.Tensor, source_B: torch.Tensor, ahead: int
+    text_BL: torch.Tensor, length_B: torch.Tensor, source_B: torch.Tensor, ahead: int, *, longest: int, sure: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `propose`."""
     rows, room = text_BL.shape
@@ -50,6 +49,6 @@ def triton_propose(
     if rows:
         _propose_kernel[(rows,)](
             text_BL, length_B, source_B, token_BK, at_B, room, WIDTH=ahead + 1, WP=power_of_2(ahead + 1),
-            LONGEST=LONGEST, SURE=SURE, BLOCK=1024, num_warps=4,
+            LONGEST=longest, SURE=sure, BLOCK=1024, num_warps=4,
         )  # fmt: skip
     return token_BK, at_B

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..dispatch import cdiv, power_of_2
-from ..fp8 import LARGEST, SMALLEST, Scaled, empty_scaled
+from ..scaled import LARGEST, SMALLEST, Scaled, empty_scaled
 
 STRIPE = 1024  # rows of a program that looks for the largest magnitudes
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..dispatch import cdiv, power_of_2
-from ..fp8 import LARGEST, SMALLEST
+from ..scaled import LARGEST, SMALLEST
 from .fp8 import magnitude, scales_of
 from .logprob import multiprocessors
 

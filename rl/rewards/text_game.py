@@ -13,80 +13,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 from .loose_json import Unreadable, read_mapping
 from .text_game_release import repaired, tally
+from .text_game_transition import Objects, Transition, sorted_contents
 
 Mode = Literal["faithful", "strict"]
 Kind = Literal["binary", "task_specific"]
-Objects = dict[Any, dict[str, Any]]  # uuid -> object
 MARKERS = tuple(f"{the} final {what} is:" for what in ("answer", "state", "game state") for the in ("The", "the"))
 FENCE = "```json"
 THINK_END = "</think>"
 SCORE_KEYS = ("score", "gameOver", "gameWon")
 _BOXED = re.compile(r"\\boxed\s*\{\s*(?=\{)")  # how models that were trained on mathematics give an answer
-
-
-@dataclass(frozen=True)
-class Transition:
-    """One true step: objects and score before and after."""
-
-    current: list[dict[str, Any]]
-    current_score: dict[str, Any]
-    target: list[dict[str, Any]]
-    target_score: dict[str, Any]
-
-    @classmethod
-    def from_row(cls, row: dict[str, Any]) -> Transition:
-        """From a row of the public data: the step with the action and the passing of time together."""
-        return cls(
-            row["current_state"]["objects"],
-            row["current_score_state"],
-            row["tick_state"]["objects"],
-            row["next_score_state"],
-        )
-
-    @cached_property
-    def before(self) -> Objects:
-        return {o["uuid"]: o for o in self.current}
-
-    @cached_property
-    def after(self) -> Objects:
-        return {o["uuid"]: o for o in self.target}
-
-    @cached_property
-    def changed_items(self) -> tuple[tuple[Any, str | None], ...]:
-        """(uuid, property) pairs that change in objects present before and after; the property None stands for
-        `contains`.
-        """
-        pairs: list[tuple[Any, str | None]] = []
-        for uuid, after in self.after.items():
-            before = self.before.get(uuid)
-            if before is None:
-                continue
-            old, new = before["properties"], after["properties"]
-            pairs += [(uuid, name) for name in new if name not in old or old[name] != new[name]]
-            if _sorted(before.get("contains")) != _sorted(after.get("contains")):
-                pairs.append((uuid, None))
-        return tuple(pairs)
-
-    @property
-    def changed(self) -> bool:
-        """Whether any object (the order of its contents aside) or the score differs: the split of the published
-        tables.
-        """
-        if self.before.keys() != self.after.keys() or self.current_score != self.target_score:
-            return True
-        return any(_unordered(o) != _unordered(self.after[uuid]) for uuid, o in self.before.items())
-
-    @property
-    def gold(self) -> bool:
-        """Whether an object present before and after has a property or its contents changed: the sampling class of
-        the public release.
-        """
-        return bool(self.changed_items)
 
 
 @dataclass(frozen=True)
@@ -155,14 +94,6 @@ def merge(step: Transition, difference: dict[str, Any]) -> tuple[Objects, dict[s
     return objects, difference.get("score") or step.current_score
 
 
-def _sorted(contains: Any) -> list[str] | None:
-    return sorted(map(str, contains)) if isinstance(contains, list | tuple) else None
-
-
-def _unordered(thing: dict[str, Any]) -> dict[str, Any]:
-    return {**thing, "contains": _sorted(thing.get("contains"))}
-
-
 def _same(a: Any, b: Any) -> bool:
     """Equality of values that tells true from 1."""
     if isinstance(a, dict) and isinstance(b, dict):
@@ -176,7 +107,7 @@ def _item_right(guess: dict[str, Any] | None, true: dict[str, Any], name: str | 
     if guess is None:
         return False
     if name is None:
-        return _sorted(guess.get("contains")) == _sorted(true.get("contains"))
+        return sorted_contents(guess.get("contains")) == sorted_contents(true.get("contains"))
     properties = guess.get("properties")
     return isinstance(properties, dict) and name in properties and _same(properties[name], true["properties"][name])
 

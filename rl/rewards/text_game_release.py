@@ -13,13 +13,11 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...core.errors import ConfigError
 from .loose_json import MAX_CHARS, Unreadable
-
-if TYPE_CHECKING:
-    from .text_game import Objects, Transition
+from .text_game_transition import Objects, Transition
 
 SHORT = 1000  # characters, which are repaired in a tenth of a second whatever they are
 # looks at a character: a real answer takes a few tens of thousands, junk of the same length millions

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...data.trajectory import Invalid
-from ..rewards.text_game import Mode, Transition, judge, state_difference
+from ..rewards.text_game import Mode, judge, state_difference
+from ..rewards.text_game_transition import Transition
 from ..statistics import Estimate, paired_difference, proportion
 from .rows import action_of, verb_of
 

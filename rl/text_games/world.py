@@ -12,7 +12,8 @@ from typing import Any
 
 from ...data.trajectory import Invalid
 from ..rewards.loose_json import Unreadable
-from ..rewards.text_game import Transition, merge, read_difference, state_difference
+from ..rewards.text_game import merge, read_difference, state_difference
+from ..rewards.text_game_transition import Transition
 from ..statistics import proportion
 from ..worlds.base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
 from .crawl import GAMES, advance, find_game

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terrella.rl.rewards.loose_json import Unreadable, read_mapping
-from terrella.rl.rewards.text_game import Transition, extract_answer, judge, judge_difference, state_difference
+from terrella.rl.rewards.text_game import extract_answer, judge, judge_difference, state_difference
+from terrella.rl.rewards.text_game_transition import Transition
 
 EMPTY = '{"modified": [], "removed": [], "score": {}}'
 SCORE = {"score": 0, "gameOver": False, "gameWon": False}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from terrella.data.trajectory import Invalid
-from terrella.rl.rewards.text_game import Transition
+from terrella.rl.rewards.text_game_transition import Transition
 from terrella.rl.text_games.crawl import GAMES, crawl
 from terrella.rl.text_games.evaluate import (
     Model,

@@ -10,7 +10,8 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.data.convert.text_game import difference, is_changed, is_gold
-from terrella.rl.rewards.text_game import Transition, judge, state_difference
+from terrella.rl.rewards.text_game import judge, state_difference
+from terrella.rl.rewards.text_game_transition import Transition
 from terrella.rl.text_games.crawl import (
     EXAMPLE,
     GAMES,

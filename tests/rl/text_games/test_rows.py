@@ -10,7 +10,8 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.data.convert.text_game import Prompts, difference, is_changed, is_gold
-from terrella.rl.rewards.text_game import Transition, state_difference
+from terrella.rl.rewards.text_game import state_difference
+from terrella.rl.rewards.text_game_transition import Transition
 from terrella.rl.text_games.rows import action_of, changed_by_action, verb_of
 from terrella.rl.text_games.splits import RatioSampler, not_learnt, split_rows, thinned
 from terrella.tests.rl.text_games.row_faults import loose_names, row_faults
