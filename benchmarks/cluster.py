@@ -199,9 +199,9 @@ def measure(args: argparse.Namespace, case: Case, rank: int, host: str, folder: 
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     seconds, result = timed(lambda: [engine.step(batches, cross_entropy) for _ in range(args.steps)][-1])
-    here = sum(int((batch.ce_weight_T > 0).sum()) for batch in batches) if mesh.leads else 0
-    figures |= {"step": seconds / args.steps, "tokens": sum(mesh.everyone(here)), "loss": result.metrics["loss"]}
-    figures["peak"] = max(mesh.everyone(torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0))
+    here = sum(int((batch.ce_weight_T > 0).sum()) for batch in batches) if mesh.is_leader else 0
+    figures |= {"step": seconds / args.steps, "tokens": sum(mesh.gather_all(here)), "loss": result.metrics["loss"]}
+    figures["peak"] = max(mesh.gather_all(torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0))
     if args.samples:
         figures |= sample(args, model, engine, mesh, timed, folder)
     if args.receivers:
@@ -248,7 +248,7 @@ def sample(args: argparse.Namespace, model: ModelConfig, engine: Any, mesh: Any,
         wanted = mesh.share(range(args.samples))
 
         def answer(turn: int) -> int:
-            if not mesh.leads:
+            if not mesh.is_leader:
                 return 0
             params = SamplingParams(args.new_tokens)
             prompts = {i: tuple((i + j) % model.vocab for j in range(args.prompt_tokens)) for i in wanted}
@@ -257,7 +257,7 @@ def sample(args: argparse.Namespace, model: ModelConfig, engine: Any, mesh: Any,
 
         answer(0)
         seconds, own = timed(lambda: answer(1))
-        return {"sampling": seconds, "sampled": sum(mesh.everyone(own))}
+        return {"sampling": seconds, "sampled": sum(mesh.gather_all(own))}
     finally:
         opened.close()
 
@@ -272,16 +272,16 @@ def send(args: argparse.Namespace, engine: Any, mesh: Any, timed: Any, host: str
         Remote(f"receiver {i}", folder / f"receiver-{i}.json", args.timeout)
         for i in range(args.receivers if first else 0)
     ]
-    transport = ShardedTransport("nccl" if engine.device.type == "cuda" else "gloo", host, mesh.everyone)
+    transport = ShardedTransport("nccl" if engine.device.type == "cuda" else "gloo", host, mesh.gather_all)
     took = [
         timed(
             lambda version=version: publish(
-                transport, workers, lambda: own_parts(engine), version, sends=first, gather=mesh.everyone
+                transport, workers, lambda: own_parts(engine), version, sends=first, gather=mesh.gather_all
             )
         )[0]
         for version in range(1, args.steps + 2)
     ]
-    sent = sum(mesh.everyone(transport.bytes_sent)) / len(took)
+    sent = sum(mesh.gather_all(transport.bytes_sent)) / len(took)
     arrived = [worker.call("bytes", timeout_s=args.timeout) for worker in workers]
     return {"sync": min(took[1:]), "sync sent": sent, "sync arrived": float(sum(arrived))}
 

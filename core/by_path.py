@@ -132,7 +132,7 @@ def file_digest(text: str, base: Path) -> str:
     return hashlib.sha256(_read(Path(origin))).hexdigest()
 
 
-def imported_beside(text: str, base: Path) -> dict[str, str]:
+def local_imports(text: str, base: Path) -> dict[str, str]:
     """sha256, by path, of the files beside the one that `file.py:Name` names which it imports, and which those import.
 
     Read off their source without running it: a name that is made up at run time is not seen.

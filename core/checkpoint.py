@@ -210,14 +210,14 @@ def discard(folder: Path) -> None:
 
 def _agree(error: BaseException | None, value: Any = None) -> list[Any]:
     """Every rank's value; raises on every rank when one had an error, so that none goes on alone. Collective."""
-    everyone: list = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (None if error is None else f"rank {dist.get_rank()}: {error}", value))
+    per_rank: list = [None] * dist.get_world_size()
+    dist.all_gather_object(per_rank, (None if error is None else f"rank {dist.get_rank()}: {error}", value))
     if error is not None and isinstance(error, TerrellaError):
         raise error
-    messages = [message for message, _ in everyone if message]
+    messages = [message for message, _ in per_rank if message]
     if messages:
         raise StorageError("; ".join(messages)) from error
-    return [value for _, value in everyone]
+    return [value for _, value in per_rank]
 
 
 def save(engine: Checkpointed, path: Path, extra: dict[str, Any], wait: bool) -> None:

@@ -55,7 +55,7 @@ class ParallelConfig:
         if self.timeout_minutes <= 0:
             raise ValueError("timeout_minutes: must be positive")
 
-    def settled(self, world: int) -> ParallelConfig:
+    def resolved(self, world: int) -> ParallelConfig:
         """With what is not given chosen for so many ranks."""
         several = world // (self.tensor * self.pipeline) > 1  # of data and context
         overlap = several and not self.cuda_graphs if self.overlap_grad_reduce is None else self.overlap_grad_reduce

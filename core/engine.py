@@ -113,7 +113,7 @@ class Engine:
         from .mcore import optimizer as adam
         from .mcore import setup
 
-        parallel = parallel.settled(dist.get_world_size())
+        parallel = parallel.resolved(dist.get_world_size())
         self.groups = setup.start_parallel(parallel, seed)
         self.parallel, self.optimizer_config, self.precision, self.seed = parallel, optimizer, precision, seed
         self.build = build

@@ -75,7 +75,7 @@ class ProgramError(TerrellaError):
     exit_code = 10
 
 
-def passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether another start may well not meet an error: a lost peer, a broken connection, memory or a device that
     gave out.
     """

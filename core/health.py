@@ -261,13 +261,13 @@ def links(size_mib: int | None = None) -> Check:
     size = (size_mib or (256 if cuda else 4)) * 2**20
     data = torch.ones(size // 4, device="cuda" if cuda else "cpu")
     dist.all_reduce(data)
-    begun = time.monotonic()
+    start = time.monotonic()
     for _ in range(3):
         dist.all_reduce(data)
     if cuda:
         torch.cuda.synchronize()
     ranks = dist.get_world_size()
-    bandwidth = 3 * 2 * (ranks - 1) / ranks * size / (time.monotonic() - begun)
+    bandwidth = 3 * 2 * (ranks - 1) / ranks * size / (time.monotonic() - start)
     speeds: list[float] = [0.0] * ranks
     dist.all_gather_object(speeds, bandwidth)
     typical = sorted(speeds)[ranks // 2]
@@ -291,12 +291,12 @@ def timed_product() -> float:
     a = torch.ones(4096 if cuda else 256, 4096 if cuda else 256, device="cuda" if cuda else "cpu")
     best = float("inf")
     for _ in range(4):  # the first one warms up
-        begun = time.monotonic()
+        start = time.monotonic()
         for _ in range(10):
             a @ a
         if cuda:
             torch.cuda.synchronize()
-        best = min(best, time.monotonic() - begun)
+        best = min(best, time.monotonic() - start)
     return best
 
 

@@ -1,4 +1,4 @@
-"""Who this process is among the ranks, and what ranks tell one another. The only place with rank arithmetic.
+"""Who this process is among the ranks, and all communication between them. The only place with rank arithmetic.
 
 Ranks that together hold one copy of the model (tensor, pipeline, context) are *peers*: they train on the same tokens.
 The copies are the *data ranks*; a step's tokens are divided among them. The first of the peers *leads*: it alone
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
-# for a leader's rollouts, which have deadlines of their own; a dead leader ends the run at once
+# for a leader's rollouts, which have their own deadlines; a dead leader ends the run at once
 PEER_WAIT = timedelta(hours=24)
 
 
@@ -33,7 +33,7 @@ class Place:
 
     data_rank: int
     data_size: int
-    leads: bool
+    is_leader: bool
     peers: tuple[int, ...]  # all ranks of this data rank, the leader first
     twins: tuple[int, ...]  # the ranks at this rank's place in the other copies, by data rank
 
@@ -73,14 +73,14 @@ class Mesh:
 
     @cached_property
     def _patient(self) -> ProcessGroup | None:
-        """As `_data`, for what may take longer; made at its first use, which is the same for all of its members."""
+        """Like `_data` with a longer timeout; created on first use, which is the same point for all its members."""
         return self._group(self.place.twins, PEER_WAIT) if self.data_size > 1 else None
 
     @staticmethod
     def _group(ranks: Sequence[int], timeout: timedelta) -> ProcessGroup:
         import torch.distributed as dist
 
-        # objects travel through host memory; only its members make a group, or a large world would make thousands
+        # objects travel through host memory; only members create a group, or a large world would create thousands
         made: Any = dist.new_group(list(ranks), timeout=timeout, backend="gloo", use_local_synchronization=True)
         return made
 
@@ -93,9 +93,9 @@ class Mesh:
         return self.place.data_size
 
     @property
-    def leads(self) -> bool:
-        """Whether this rank samples, plays and writes for its peers."""
-        return self.place.leads
+    def is_leader(self) -> bool:
+        """Whether this rank samples, plays and writes for its peers too."""
+        return self.place.is_leader
 
     @property
     def is_main(self) -> bool:
@@ -118,50 +118,50 @@ class Mesh:
         return count // self.data_size
 
     def gather(self, value: T, patient: bool = False) -> list[T]:
-        """Every data rank's value, by data rank; peers hold the same value and get the same list. `patient` where a
-        data rank may still be playing: its rollouts have deadlines of their own.
+        """Every data rank's value, by data rank; peers hold the same value and get the same list. Use `patient` where
+        a data rank may still be playing: its rollouts have their own deadlines.
         """
         return self._timed(lambda: self._all(value, self._patient if patient else self._data, self.data_size))
 
-    def everyone(self, value: T) -> list[T]:
+    def gather_all(self, value: T) -> list[T]:
         """Every rank's value, by rank."""
         return self._timed(lambda: self._all(value, None, self.ranks))
 
     def any_rank(self, flag: bool) -> bool:
         """Whether the flag is up on any rank."""
-        return any(self.everyone(flag))
+        return any(self.gather_all(flag))
 
     def barrier(self) -> None:
         """Wait for all ranks; the process group's timeout is the deadline."""
-        self.everyone(None)
+        self.gather_all(None)
 
     def from_leader(self, make: Callable[[], T]) -> T:
-        """What the leader makes, on all of its peers. Only the leader calls `make`, which must not be collective."""
-        made: Any = make() if self.leads else None
+        """What `make` returns on the leader, on all of its peers. Only the leader calls it, so it is not collective."""
+        made: Any = make() if self.is_leader else None
         return made if self._peers is None else self._sent(made, self.place.peers[0], self._peers)
 
     def from_main(self, make: Callable[[], T]) -> T:
-        """What the main rank makes, on every rank. Only the main rank calls `make`, which must not be collective and
-        may take longer than the process group's timeout: it starts servers, and plays baselines.
+        """What `make` returns on the main rank, on every rank. Only the main rank calls it; it must not be collective,
+        and may take longer than the process group's timeout (starting servers, playing baselines).
         """
         made: Any = make() if self.is_main else None
 
         def pass_on() -> T:
-            shared = made if self.data_size == 1 or not self.leads else self._sent(made, 0, self._patient)
+            shared = made if self.data_size == 1 or not self.is_leader else self._sent(made, 0, self._patient)
             return shared if self._peers is None else self._sent(shared, self.place.peers[0], self._peers)
 
         return self._timed(pass_on)
 
     def exchange(self, parts: Sequence[T]) -> list[T]:
-        """Send part d to data rank d; what all of them sent to this one comes back, by data rank."""
+        """All-to-all: send part d to data rank d; returns what each data rank sent here, by data rank."""
         if self.data_size == 1:
             return list(parts)
         return self._timed(lambda: _exchange(parts, self._data))
 
     def _timed(self, ask: Callable[[], T]) -> T:
-        begun = time.monotonic()
+        start = time.monotonic()
         answer = ask()
-        self.waited += time.monotonic() - begun
+        self.waited += time.monotonic() - start
         return answer
 
     @staticmethod

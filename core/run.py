@@ -100,12 +100,12 @@ class Run:
         """
         first = next((stage for stage in stages if stage not in ended), None)
         for later in stages[stages.index(first) + 1 :] if first else ():
-            begun = (
+            traces = (
                 self.path / "stages" / f"{later}.json",
                 self.path / "stages" / later,
                 self.path / "checkpoints" / later,
             )
-            if any(path.exists() for path in begun):
+            if any(path.exists() for path in traces):
                 raise StorageError(
                     f"{self.path / 'stages' / f'{first}.json'}: lost, though stage {later} began after it; restore it "
                     f"from a backup, or add --back-to {first} to the same command"

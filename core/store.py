@@ -13,11 +13,11 @@ from .ports import is_loopback
 
 
 def open_store(
-    host: str, port: int, leads: bool, timeout: timedelta, world: int | None = None, wait: bool = True
+    host: str, port: int, is_leader: bool, timeout: timedelta, world: int | None = None, wait: bool = True
 ) -> TCPStore:
     """A TCPStore at host:port, listening on loopback only where the host is loopback."""
-    if not leads or not is_loopback(host):
-        return TCPStore(host, port, world, leads, timeout, wait_for_workers=wait)
+    if not is_leader or not is_loopback(host):
+        return TCPStore(host, port, world, is_leader, timeout, wait_for_workers=wait)
     listener = socket.create_server((host, port), backlog=1024)
     # torch takes the descriptor over and closes it with the store
     return TCPStore(host, port, world, True, timeout, wait_for_workers=wait, master_listen_fd=listener.detach())

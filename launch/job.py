@@ -46,13 +46,13 @@ class Job:
         return self.pace.values() | ({"time/saving_s": round(self.saving_s, 6)} if self.saving_s else {})
 
     @contextmanager
-    def stands_still(self) -> Iterator[None]:
+    def paused_for_saving(self) -> Iterator[None]:
         """Counts the seconds of a block towards those that the stage stood still for its checkpoints."""
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             yield
         finally:
-            self.saving_s += time.monotonic() - begun
+            self.saving_s += time.monotonic() - start
 
     def stage_folder(self, name: str) -> Path:
         """Where a stage keeps its data."""
@@ -99,11 +99,11 @@ class Job:
         also finds ranks that hold the others up.
         """
         self.pace.waited = self.mesh.waited
-        everyone = self.mesh.everyone((self.stop_asked, ready, self.pace.lap()))
+        per_rank = self.mesh.gather_all((self.stop_asked, ready, self.pace.lap()))
         self.mesh.waited = 0.0
-        if len(everyone) > 1:
+        if len(per_rank) > 1:
             had = bool(self.pace.slow)
-            new = self.pace.judge([lap for *_, lap in everyone])
+            new = self.pace.judge([lap for *_, lap in per_rank])
             if self.mesh.is_main and (new or had != bool(self.pace.slow)):
                 for slow in new:
                     log.warning("%s", slow.text())
@@ -111,4 +111,4 @@ class Job:
                 write_json(
                     self.run.path / SLOW, {"time": time.time(), "ranks": [asdict(slow) for slow in self.pace.slow]}
                 )
-        return any(stop for stop, _, _ in everyone), all(ready for _, ready, _ in everyone)
+        return any(stop for stop, _, _ in per_rank), all(ready for _, ready, _ in per_rank)

@@ -43,12 +43,12 @@ def main(
     """Write OUT/shards, and OUT/truth for the stage `video-real2sim`. The same command again goes on where it was
     stopped.
     """
-    begun = time.monotonic()
+    start = time.monotonic()
     progress = Progress("episodes", episodes)
     table = Table(*size, stride, large)
     wanted = list(plans(episodes, first_seed, list(TASKS), list(SKILLS), frames, table))
     record(out / "shards", wanted, workers, progress.update)
-    took = time.monotonic() - begun
+    took = time.monotonic() - start
     click.echo(
         f"{episodes} episodes of {frames} frames in {took:.0f} s: {3600 * episodes / took:.0f} an hour if none was "
         "there before"

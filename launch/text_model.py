@@ -74,13 +74,13 @@ class TextModel:
     ) -> list[Answer]:
         """`samples` continuations of every prompt, those of one prompt side by side."""
         from ..data.trajectory import Invalid
-        from ..rl.chat import begun
+        from ..rl.chat import with_bos
         from ..rl.rollout.sampler import SampleRequest, SamplingParams
 
         requests = []
         for number, prompt in enumerate(prompts):
             try:
-                ids = tuple(begun(self.tokenizer, self.tokenizer.encode(prompt)))
+                ids = tuple(with_bos(self.tokenizer, self.tokenizer.encode(prompt)))
             except ValueError as error:
                 raise ConfigError(f"this model's tokenizer cannot spell the prompt: {error}") from error
             room = self.config.max_positions - len(ids)

@@ -20,7 +20,15 @@ from typing import Any
 from ..core import health, schema
 from ..core import lease as leases
 from ..core import run as runs
-from ..core.errors import ProgramError, StorageError, TerrellaError, WorkerError, describe_error, missing_extra, passing
+from ..core.errors import (
+    ProgramError,
+    StorageError,
+    TerrellaError,
+    WorkerError,
+    describe_error,
+    is_transient,
+    missing_extra,
+)
 from ..core.files import write_json
 from ..core.process import PARENT_VARIABLE, die_with_parent
 from ..core.progress import say
@@ -185,8 +193,8 @@ def main() -> None:
             error = missing_extra(error) or error
         left = {"message": str(error), "order": time.time()}
         if not isinstance(error, TerrellaError):
-            left |= {"message": describe_error(error), "passing": passing(error)}
-        code = getattr(error, "exit_code", 1 if passing(error) else ProgramError.exit_code)
+            left |= {"message": describe_error(error), "passing": is_transient(error)}
+        code = getattr(error, "exit_code", 1 if is_transient(error) else ProgramError.exit_code)
         with contextlib.suppress(StorageError):  # a full disk may take not even this; the code tells then
             write_json(error_file(path, rank), {**left, "exit_code": code})
         with contextlib.suppress(OSError):

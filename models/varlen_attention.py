@@ -170,9 +170,9 @@ def seconds(
         times = []
         for _ in range(repeats + 1):
             torch.cuda.synchronize()
-            begun = time.perf_counter()
+            start = time.perf_counter()
             out = attend(q, k, v, layout, scale)
             torch.autograd.grad(out, leaves, torch.ones_like(out))
             torch.cuda.synchronize()
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - start)
     return min(times[1:])

@@ -72,8 +72,8 @@ def _rendered(tokenizer: HFTokenizer, roles: tuple[str, ...], marks: tuple[str, 
     turns = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
     asked = _render(tokenizer, turns[:opening], add_generation_prompt=True)
     whole = _render(tokenizer, turns)
-    begun = asked[: asked.find(marks[opening - 1]) + 1]
-    if any(whole.count(mark) != 1 for mark in marks) or not begun or not whole.startswith(begun):
+    opened = asked[: asked.find(marks[opening - 1]) + 1]
+    if any(whole.count(mark) != 1 for mark in marks) or not opened or not whole.startswith(opened):
         raise ConfigError(
             f"{tokenizer.folder}: its chat_template must show {', '.join(dict.fromkeys(roles))} messages once each; "
             "give the tokenizer another template"
@@ -105,13 +105,11 @@ def first_prompt(tokenizer: Tokenizer, prompt: Prompt) -> str:
 
 def first_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     """The ids that a conversation opens with."""
-    return begun(tokenizer, tokenizer.encode(first_prompt(tokenizer, prompt)))
+    return with_bos(tokenizer, tokenizer.encode(first_prompt(tokenizer, prompt)))
 
 
-def begun(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    """The ids of a model's first text, begun with BOS where the folder's own encoding begins so and no chat template
-    writes it.
-    """
+def with_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """The ids with BOS in front, where the tokenizer's own encoding adds it and no chat template writes it."""
     if not isinstance(tokenizer, HFTokenizer) or not tokenizer.adds_bos or tokenizer.hf.chat_template:
         return ids
     assert tokenizer.bos_id is not None

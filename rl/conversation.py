@@ -22,23 +22,23 @@ from .chat import first_ids, turns_of
 from .environment import End, Prompt
 from .language import readable
 from .multiturn import joined
-from .rollout.episodes import Ask, patiently, play_all
+from .rollout.episodes import Ask, play_all, with_retries
 from .rollout.sampler import Sample, Sampler, SampleRequest, SamplingParams
 
 RETRIES = 2  # of one continuation by the sampler
 
 
-class Table(Protocol):
-    """Where episodes are played: an environment in a process of its own, or rows of data with a reward. As soon as
-    more than `spare` of what is asked are Invalid it need not wait for the others, which are Invalid too.
+class EpisodeHost(Protocol):
+    """Plays episodes: an environment in a process of its own, or rows of data with a reward. Once more than
+    `max_invalid` of the episodes asked for are Invalid, the rest may be returned as Invalid without waiting.
     """
 
-    def start_many(self, asked: Sequence[tuple[int, Any]], spare: float = math.inf, /) -> list[Prompt | End]:
-        """Begin episodes, given by a number and a task: what each says first, or its end."""
+    def start_many(self, asked: Sequence[tuple[int, Any]], max_invalid: float = math.inf, /) -> list[Prompt | End]:
+        """Start episodes, each given as (number, task): its first prompt, or its end."""
         ...
 
-    def answer_many(self, answers: Sequence[tuple[int, str]], spare: float = math.inf, /) -> list[Prompt | End]:
-        """Give episodes the model's answers: what each says next, or its end."""
+    def answer_many(self, answers: Sequence[tuple[int, str]], max_invalid: float = math.inf, /) -> list[Prompt | End]:
+        """Pass on the model's answers: the next prompt of each episode, or its end."""
         ...
 
 
@@ -54,8 +54,8 @@ class Conversation:
     turns: list[tuple[tuple[int, ...], Sample]] = field(default_factory=list)
     end: End | None = None
 
-    def hear(self, said: Prompt | End) -> None:
-        """Take what the environment says next."""
+    def observe(self, said: Prompt | End) -> None:
+        """Record what the environment says next."""
         if isinstance(said, End):
             self.end = said
         else:
@@ -63,12 +63,10 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Talk:
-    """Conversations at a table, by a tokenizer with its chat template. `converse` is what the RL loop calls to play
-    episodes.
-    """
+class Conversations:
+    """Plays conversations with a sampler: prompts come from the host, the tokenizer's chat template frames them."""
 
-    table: Table
+    host: EpisodeHost
     tokenizer: Tokenizer
     max_turns: int = 100
     max_length: int | None = None  # of context and answer; an episode that outgrows it ends as Invalid
@@ -81,22 +79,22 @@ class Talk:
         asked: Sequence[Conversation],
         params: SamplingParams,
         seed: int,
-        most_invalid: float = math.inf,
+        max_invalid: float = math.inf,
     ) -> list[Trajectory]:
-        """Play all conversations to their end. A stream answers each for itself; any other sampler all live ones
-        together, turn by turn. Where more than `most_invalid` are Invalid no use is made of any.
+        """Play all conversations to their end. A stream answers each conversation on its own; any other sampler
+        answers all live ones in one batch per turn. With more than `max_invalid` Invalid, the caller uses none.
         """
 
-        def spare() -> float:
-            return most_invalid - sum(talk.end is not None and isinstance(talk.end.reward, Invalid) for talk in asked)
+        def invalid_left() -> float:
+            return max_invalid - sum(talk.end is not None and isinstance(talk.end.reward, Invalid) for talk in asked)
 
         numbers = [next(self.numbers) for _ in asked]
-        if hasattr(sampler, "submit") and not getattr(self.table, "together", False):
-            return self._independently(sampler, dict(zip(numbers, asked, strict=True)), params, seed, spare)
+        if hasattr(sampler, "submit") and not getattr(self.host, "together", False):
+            return self._independently(sampler, dict(zip(numbers, asked, strict=True)), params, seed, invalid_left)
         tasks = [(number, talk.task) for number, talk in zip(numbers, asked, strict=True)]
-        begun = self.table.start_many(tasks, spare())
-        for talk, said in zip(asked, begun, strict=True):
-            talk.hear(said)
+        first = self.host.start_many(tasks, invalid_left())
+        for talk, said in zip(asked, first, strict=True):
+            talk.observe(said)
         live = [i for i, talk in enumerate(asked) if talk.end is None]
         for turn in range(self.max_turns):
             contexts = {i: self.context(asked[i]) for i in live}
@@ -109,9 +107,9 @@ class Talk:
             )
             for i, answer in sampled.items():
                 self._take(asked[i], contexts[i], answer)
-            heard = self.table.answer_many([(numbers[i], asked[i].answers[-1]) for i in sampled], spare())
-            for i, said in zip(sampled, heard, strict=True):
-                asked[i].hear(said)
+            replies = self.host.answer_many([(numbers[i], asked[i].answers[-1]) for i in sampled], invalid_left())
+            for i, said in zip(sampled, replies, strict=True):
+                asked[i].observe(said)
             live = [i for i in sampled if asked[i].end is None]
             if not live:
                 break
@@ -125,15 +123,15 @@ class Talk:
         asked: dict[int, Conversation],
         params: SamplingParams,
         seed: int,
-        spare: Callable[[], float],
+        invalid_left: Callable[[], float],
     ) -> list[Trajectory]:
-        """Each conversation goes on as soon as it was answered."""
+        """Each conversation continues as soon as its own answer is there."""
         lanes: list[_Lane] = []
 
         async def play(number: int, talk: Conversation, ask: Ask) -> Trajectory:
             if not lanes:
-                lanes.append(_Lane(spare))
-            talk.hear(await lanes[0](self.table.start_many, (number, talk.task)))
+                lanes.append(_Lane(invalid_left))
+            talk.observe(await lanes[0](self.host.start_many, (number, talk.task)))
             for turn in range(self.max_turns):
                 if talk.end is not None:
                     break
@@ -142,12 +140,12 @@ class Talk:
                     talk.end = self._too_long(talk, len(context), params)
                     break
                 key = (seed, talk.prompt_id, talk.sample_index, turn)
-                answer = await patiently(ask, SampleRequest(context, key, params), RETRIES)
+                answer = await with_retries(ask, SampleRequest(context, key, params), RETRIES)
                 if isinstance(answer, Invalid):
                     talk.end = End(answer)
                     break
                 self._take(talk, context, answer)
-                talk.hear(await lanes[0](self.table.answer_many, (number, talk.answers[-1])))
+                talk.observe(await lanes[0](self.host.answer_many, (number, talk.answers[-1])))
             if talk.end is None:
                 talk.end = self._endless()
             return self._finished(talk)
@@ -173,10 +171,10 @@ class Talk:
                 f"= {self.max_length}; lower max_new_tokens, or shorten the prompt. It is that of task "
                 f"{str(talk.task)[:200]}, and begins with {text_of(talk.prompts[0])[:80]!r}"
             )
-        return End(Invalid(f"the conversation outgrew model.max_positions = {self.max_length}"))
+        return End(Invalid(f"the conversation grew longer than model.max_positions = {self.max_length}"))
 
     def context(self, talk: Conversation) -> tuple[int, ...]:
-        """Ids to continue from: the last context, its answer by the sampled ids, and what was said since."""
+        """Ids to continue from: the last context, the sampled ids of its answer, and what was said since."""
         if not talk.turns:
             return tuple(first_ids(self.tokenizer, talk.prompts[0]))
         before, sample = talk.turns[-1]
@@ -224,12 +222,12 @@ class Talk:
 
 
 class _Lane:
-    """Calls of a table in a thread, one at a time: what comes meanwhile goes together in the next. Tables keep their
-    deadlines themselves.
+    """Calls the host from a thread, one call at a time; items that arrive meanwhile share the next call. Hosts enforce
+    their own deadlines.
     """
 
-    def __init__(self, spare: Callable[[], float]) -> None:
-        self.spare, self.thread = spare, ThreadPoolExecutor(1, thread_name_prefix="table")
+    def __init__(self, invalid_left: Callable[[], float]) -> None:
+        self.invalid_left, self.thread = invalid_left, ThreadPoolExecutor(1, thread_name_prefix="host")
         self.waiting: list[tuple[Callable[..., list[Any]], tuple[int, Any], asyncio.Future[Any]]] = []
         self.working: asyncio.Task[None] | None = None
 
@@ -248,14 +246,14 @@ class _Lane:
             self.waiting = [one for one in self.waiting if one[0] != call]
             items = [item for _, item, _ in now]
             try:
-                said = await asyncio.get_running_loop().run_in_executor(self.thread, call, items, self.spare())
+                said = await asyncio.get_running_loop().run_in_executor(self.thread, call, items, self.invalid_left())
             except Exception as error:
                 for _, _, answer in now:
                     if not answer.done():
                         answer.set_exception(error)
                 continue
             for (_, _, answer), one in zip(now, said, strict=True):
-                if not answer.done():  # its conversation was given up
+                if not answer.done():  # its conversation was cancelled
                     answer.set_result(one)
         self.working = None
 

@@ -26,7 +26,7 @@ from .loop_settings import LoopSettings
 from .objective import logprob_score, make_loss
 from .rollout.ahead import Ahead
 from .rollout.episodes import rollout
-from .rollout.resample import Played, take_or_retake
+from .rollout.resample import Played, take_with_republish
 from .rollout.sampler import Sampler, SamplingParams
 from .step_record import check, describe, training_values
 
@@ -104,10 +104,10 @@ class Trainer:
         source = Ahead(self._begin, steps, ahead, self.settings.rollout_deadline_s)
         self.publish(self.engine.steps)
         for step in steps:
-            if self.mesh.leads:
+            if self.mesh.is_leader:
                 source.reach(step)
             extras = self.validate(step)
-            begun = time.monotonic()
+            start = time.monotonic()
             episodes, trajectories = self._take(source, step)
             kept, extra = preparation.keep_enough(
                 self.algorithm, trajectories, partial(self._refill, step) if refills else None, self.mesh.gather
@@ -126,8 +126,8 @@ class Trainer:
             check(values, self.settings.drift_gate, step + 1)
             self.trained(kept)
             self.publish(self.engine.steps)
-            took = time.monotonic() - begun
-            values |= {"time/step_s": took, "time/rollout_s": rolled - begun, "time/tokens_per_s": sampled / took}
+            took = time.monotonic() - start
+            values |= {"time/step_s": took, "time/rollout_s": rolled - start, "time/tokens_per_s": sampled / took}
             self.refilled = extra
             self.record(step, values, episodes, trajectories)
             self.save(step + 1, {"tokens": tokens})
@@ -142,7 +142,7 @@ class Trainer:
         valid.
         """
         take, publish = partial(source.take, step), partial(self.publish, self.engine.steps)
-        episodes, trajectories = take_or_retake(self.mesh, self.sampler, take, publish, f"step {step + 1}")
+        episodes, trajectories = take_with_republish(self.mesh, self.sampler, take, publish, f"step {step + 1}")
         preparation.check_staleness(trajectories, self.engine.steps, self.settings.ahead * self.settings.updates)
         preparation.require_valid(trajectories, self.settings.max_invalid_share, self.mesh.gather, f"step {step + 1}")
         return episodes, trajectories
@@ -153,7 +153,7 @@ class Trainer:
             return fresh, self.play(self.sampler, fresh, self.settings.seed)
 
         publish, where = partial(self.publish, self.engine.steps), f"step {step + 1}, refill {number + 1}"
-        _, played = take_or_retake(self.mesh, self.sampler, take, publish, where)
+        _, played = take_with_republish(self.mesh, self.sampler, take, publish, where)
         preparation.require_valid(played, self.settings.max_invalid_share, self.mesh.gather, where)
         return played
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory, continued
 from .rollout.concurrent import Calls
-from .rollout.episodes import Ask, Episode, Imagined, patiently, play_all, sampled_sequence
+from .rollout.episodes import Ask, Episode, Imagined, play_all, sampled_sequence, with_retries
 from .rollout.sampler import Sample, Sampler, SampleRequest, SamplingParams
 
 
@@ -155,7 +155,7 @@ class _Attempt:
             if turn == limits.max_turns:
                 return Invalid(f"episode: not over after max_turns = {limits.max_turns}")
             request = SampleRequest(context, (seed, *self.name, turn), policy.params)
-            answer = await patiently(policy.ask, request, limits.retries)
+            answer = await with_retries(policy.ask, request, limits.retries)
             if isinstance(answer, Invalid):
                 return answer
             self.turns.append((context, answer))
@@ -167,7 +167,7 @@ class _Attempt:
                 return asked
             if asked is not None and world is not None:
                 request = SampleRequest(asked, (seed, *self.name, turn), world.params(len(asked)))
-                foretold = await patiently(world.ask, request, limits.retries)
+                foretold = await with_retries(world.ask, request, limits.retries)
                 if isinstance(foretold, Invalid):
                     return foretold
                 outcome = await worlds(partial(episode.imagine, foretold), limits.world_s, "imagined step")

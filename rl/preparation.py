@@ -55,9 +55,9 @@ def keep_enough(
     Where the algorithm allows refills, `refill(round)` samples fresh prompts in place of groups that were not kept. All
     data ranks take part in a round or none does.
     """
-    begun = [t for t in trajectories if t.prompt_id >= 0]  # the others are Invalid, and of no prompt's group
-    wanted = len({t.prompt_id for t in begun})
-    kept, extra = algorithms.keep(algorithm, begun, gather), []
+    valid = [t for t in trajectories if t.prompt_id >= 0]  # the others are Invalid, and of no prompt's group
+    wanted = len({t.prompt_id for t in valid})
+    kept, extra = algorithms.keep(algorithm, valid, gather), []
     for number in range(getattr(algorithm, "refills", 0) if refill else 0):
         if not any(gather(len({t.prompt_id for t in kept}) < wanted)):
             break

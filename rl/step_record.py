@@ -46,10 +46,10 @@ def training_values(results: Sequence[StepResult], sampled: int) -> dict[str, An
     if trained:  # what was not measured has no value, not the value 0
         values["entropy"] = sums["entropy"] / trained
         values["clip_fraction"] = (sums["clipped_low"] + sums["clipped_high"]) / trained
-    begun = first["pg_tokens"] or first["tokens"]
+    first_tokens = first["pg_tokens"] or first["tokens"]
     # sampler against trainer: later updates have moved away from what was sampled, as they should
-    if begun and "drift" in first:
-        values["logprob_drift/mean"] = first["drift"] / begun
+    if first_tokens and "drift" in first:
+        values["logprob_drift/mean"] = first["drift"] / first_tokens
     if first.get("routing_given"):  # of the experts that tokens were sent to when they were sampled
         values["routing/disagreed"] = first["routing_disagreed"] / first["routing_given"]
     if "balance_loss" in sums:

@@ -23,7 +23,7 @@ from ..core.rng import permutation, shuffled
 from ..data.schema import TEXT
 from ..data.tokenizers import Tokenizer
 from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory
-from .conversation import Conversation, Scripted, Table, Talk, shown, text_of
+from .conversation import Conversation, Conversations, EpisodeHost, Scripted, shown, text_of
 from .environment import Prompt, Split
 from .evaluation import TEST, TRUTH, Evaluation, Results, picture, reward_results, spread
 from .rollout.sampler import Sampler, SamplingParams
@@ -72,16 +72,14 @@ class Tasks(ABC):
         self.tokenizer, self.max_length, self.max_turns = tokenizer, max_length, max_turns
         self.pad_id: int = tokenizer.pad_id  # of prompts; it is never learnt
 
-    def table(self) -> Table:
-        """Where conversations are held; an environment with episodes of its own kind has none, and plays them
-        itself.
-        """
-        raise NotImplementedError(f"{type(self).__name__}: holds no conversations")
+    def episode_host(self) -> EpisodeHost:
+        """What plays this environment's conversations; environments with another kind of episode override `play`."""
+        raise NotImplementedError(f"{type(self).__name__}: has no conversations")
 
     @cached_property
-    def talk(self) -> Talk:
+    def conversations(self) -> Conversations:
         """The conversations of this environment."""
-        return Talk(self.table(), self.tokenizer, self.max_turns, self.max_length)
+        return Conversations(self.episode_host(), self.tokenizer, self.max_turns, self.max_length)
 
     @abstractmethod
     def of(self, split: Split) -> Sequence[Any]:
@@ -168,7 +166,7 @@ class Tasks(ABC):
         """Play episodes to their end."""
         samples = 1 + max((episode.sample_index for episode in episodes), default=0)
         whole = len(episodes) + (self.ranks - 1) * (len(episodes) + samples)  # others may have one task more
-        return self.talk.converse(sampler, episodes, params, seed, math.floor(self.max_invalid_share * whole))
+        return self.conversations.converse(sampler, episodes, params, seed, math.floor(self.max_invalid_share * whole))
 
     def measures(self, trajectories: Sequence[Trajectory], gather: Gather) -> dict[str, float]:
         """What a step's record says of its episodes beside the reward: means of the further numbers of their scores."""
@@ -350,7 +348,7 @@ class Tasks(ABC):
         return self._scripted([Conversation(task, i, 0) for i, task in enumerate(tasks)], answer)
 
     def _scripted(self, asked: list[Conversation], answer: Callable[[int, int], str | Invalid]) -> list[Trajectory]:
-        return self.talk.converse(Scripted(self.tokenizer, answer), asked, SamplingParams(max_new_tokens=1), 0)
+        return self.conversations.converse(Scripted(self.tokenizer, answer), asked, SamplingParams(max_new_tokens=1), 0)
 
     def baseline(self, policy: Callable[[Prompt, Any], str | Invalid], tasks: Sequence[Any]) -> list[Trajectory]:
         """Tasks played by a trivial policy."""

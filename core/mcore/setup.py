@@ -88,7 +88,7 @@ def start_parallel(parallel: ParallelConfig, seed: int) -> Groups:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core import parallel_state, tensor_parallel
-    parallel = parallel.settled(dist.get_world_size())
+    parallel = parallel.resolved(dist.get_world_size())
     if parallel_state.model_parallel_is_initialized():
         if parallel != _active:
             raise ConfigError(

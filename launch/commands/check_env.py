@@ -194,7 +194,7 @@ class Contract:
 
     def _episode(self, tasks: Tasks, number: int, policy: Policy) -> Played:
         """One task played to its end, or through the most turns."""
-        key, prompts, table = next(self._numbers), [], tasks.talk.table
+        key, prompts, table = next(self._numbers), [], tasks.conversations.host
         (said,) = table.start_many([(key, self.chosen[number])])
         while not isinstance(said, End):
             if len(prompts) == self.max_turns:

@@ -271,7 +271,7 @@ def watch(run: Path, once: bool, every: float, give_up: float) -> None:
     try:
         with Live(render(look(run)), console=console, screen=False, refresh_per_second=4) as live:
             while True:
-                begun = time.monotonic()
+                start = time.monotonic()
                 view = look(run)
                 live.update(render(view))
                 if view.finished or view.released:
@@ -280,6 +280,6 @@ def watch(run: Path, once: bool, every: float, give_up: float) -> None:
                     raise DeadlineError(
                         f"{run}: no new record for {clock(view.silent_s)} (--give-up {give_up:g}); see {run / 'logs'}"
                     )
-                time.sleep(max(every, 4 * (time.monotonic() - begun)))  # a long record must not keep a core busy
+                time.sleep(max(every, 4 * (time.monotonic() - start)))  # a long record must not keep a core busy
     except KeyboardInterrupt:
         return

@@ -146,20 +146,18 @@ def rl_step(work: Work, layout: Layout, rollout: Rollout, gpu: Gpu, constants: C
     )
     forward = c.forward * (step.total - step.data - step.optimizer) * rollout.updates
     models = 2.0 if rollout.critic else 1.0
-    everyone = layout.gpus + rollout.gpus
+    gpus = layout.gpus + rollout.gpus
     workers = (rollout.gpus or layout.gpus) if rollout.vllm else 0
     return RlStep(
         sampling=sampling_seconds(work.model, rollout, rollout.gpus or layout.gpus, gpu, constants),
         scoring=forward * (rollout.scores + models - 1.0),
         training=models * step.total * rollout.updates * rollout.passes,
-        sync=sync_seconds(
-            work.model, workers, gpu, near=not rollout.gpus or everyone <= gpu.domain, constants=constants
-        ),
+        sync=sync_seconds(work.model, workers, gpu, near=not rollout.gpus or gpus <= gpu.domain, constants=constants),
         saving=models * save_seconds(work, gpu, layout.gpus),
         start=start_seconds(work, gpu, layout, served=rollout.vllm),
         restart=restart_seconds(work, gpu, layout, served=rollout.vllm),
         tokens=float(rollout.samples * rollout.new),
-        gpus=everyone,
+        gpus=gpus,
         ahead=rollout.ahead and rollout.gpus > 0,
     )
 

@@ -22,7 +22,7 @@ from ...data.trajectory import Invalid, Trajectory
 from ...rl.journal import ReplaySampler
 from ...rl.objective import logprob_score
 from ...rl.preparation import sampler_drift, score_rows
-from ...rl.rollout.resample import make_or_remake
+from ...rl.rollout.resample import make_with_republish
 from ...rl.rollout.sampler import Sampler
 from ...rl.step_record import require_agreement
 from ...rl.tasks import Lesson, Tasks
@@ -106,7 +106,7 @@ def run(stage: Collect, job: Job) -> dict[str, Any]:
                 publish()
                 reset()
 
-            total = _added(job, make_or_remake(job.mesh, sampler, learn, begin_anew, f"stage {stage.name}"))
+            total = _added(job, make_with_republish(job.mesh, sampler, learn, begin_anew, f"stage {stage.name}"))
             _require_valid(stage, job, total, played)
             drift = compare(played)
         return {**total, **drift, **tasks.shares(total)}

@@ -201,7 +201,7 @@ class Checkpoints:
         engines = [*others.values(), engine]
         stop, written = self.job.end_of_step(not any(one.writing for one in engines))
         due = stop or step % self.every == 0 or step == self.last
-        with self.job.stands_still():
+        with self.job.paused_for_saving():
             if written or due:
                 self._settle()
             if not due:

@@ -17,7 +17,7 @@ from ...rl.evaluation import TEST, Evaluation, Judged, Results
 from ...rl.objective import logprob_score
 from ...rl.own.config import DataEnvironment, OwnEnvironment
 from ...rl.own.tasks import shared_tasks
-from ...rl.rollout.resample import make_or_remake
+from ...rl.rollout.resample import make_with_republish
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
 from ..job import Job
@@ -186,5 +186,5 @@ def _play(
         publish()
         job.mesh.from_main(lambda: tasks.reset(TEST))  # what was played has changed its sites
 
-    made = make_or_remake(job.mesh, sampler, play, begin_anew, f"stage {stage.name}")
+    made = make_with_republish(job.mesh, sampler, play, begin_anew, f"stage {stage.name}")
     return [of_task for part in job.mesh.gather(made) for of_task in part]

@@ -37,7 +37,7 @@ def fit(
     totals = {key: value for key, value in kept.items() if isinstance(value, int)}
     progress = Progress(name, steps, start=start, speak=job.mesh.is_main)
     for step in range(start, steps):
-        begun = time.monotonic()
+        started_at = time.monotonic()
         batches, counts = portion_of(step)
         result = engine.step(batches, loss)
         totals = {key: totals.get(key, 0) + count for key, count in counts.items()}
@@ -45,7 +45,7 @@ def fit(
         if "balance_loss" in result.metrics:
             values["balance_loss"] = result.metrics["balance_loss"]
         require_finite(values, step + 1)
-        took = time.monotonic() - begun
+        took = time.monotonic() - started_at
         if job.mesh.is_main and ((step + 1) % pace.log_every == 0 or step + 1 == steps):
             speed = {f"time/{key}_per_s": count / took for key, count in counts.items()}
             job.run.metrics.append(name, step + 1, {**values, "time/step_s": took, **speed})

@@ -21,7 +21,7 @@ from ...rl.loop import Trainer
 from ...rl.loop_settings import LoopSettings
 from ...rl.objective import logprob_score
 from ...rl.preparation import require_valid
-from ...rl.rollout.resample import Played, take_or_retake
+from ...rl.rollout.resample import Played, take_with_republish
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
 from ..job import Job, log
@@ -123,7 +123,7 @@ class StageTrainer(Trainer):
         return self.session.validate(step, self.held_back, lambda sampler, episodes: self.play(sampler, episodes, seed))
 
     def trained(self, kept: Sequence[Trajectory]) -> None:
-        if self.mesh.leads:
+        if self.mesh.is_leader:
             self.session.trained(kept)
 
     def publish(self, version: int) -> None:
@@ -222,7 +222,7 @@ class StageTrainer(Trainer):
             return episodes, self.play(self.sampler, episodes, seed)
 
         publish = partial(self.publish, self.engine.steps)
-        _, played = take_or_retake(self.mesh, self.sampler, take, publish, where)
+        _, played = take_with_republish(self.mesh, self.sampler, take, publish, where)
         require_valid(played, self.stage.rollouts.max_invalid_share, self.mesh.gather, where)
         if getattr(self.stage.rollouts.sampler, "colocated", False):
             # a checkpoint may follow: the trainer gets its memory back, and the sampler that slept its weights

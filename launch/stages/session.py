@@ -21,7 +21,7 @@ from ...rl.journal import Event, Journal, JournalSampler, JournalStream, ReplayS
 from ...rl.preparation import require_valid
 from ...rl.rollout.config import Rollouts
 from ...rl.rollout.open import as_stream, open_sampler
-from ...rl.rollout.resample import Played, take_or_retake
+from ...rl.rollout.resample import Played, take_with_republish
 from ...rl.rollout.sampler import Sampler
 from ...rl.rollout.stream import Stream
 from ...rl.step_record import describe, lengths_table
@@ -48,12 +48,12 @@ class Session:
         self.journal = Journal(folder / "journal", job.mesh.data_rank)
         streamed = settings.streamed
         newest = engine.steps if streamed else None  # later weights will be others: what is sampled when varies
-        found = self.journal.resume(start, newest) if job.mesh.leads else []
+        found = self.journal.resume(start, newest) if job.mesh.is_leader else []
         # what ranks of an earlier, larger layout wrote is gone beyond the checkpoint too
         for rank in sorted(self.journal.ranks()) if job.mesh.is_main else ():
             if rank >= job.mesh.data_size:
                 found += Journal(self.journal.folder, rank).resume(start, newest)
-        for damage in chain.from_iterable(job.mesh.everyone(found)):
+        for damage in chain.from_iterable(job.mesh.gather_all(found)):
             job.warn(f"{damage}; the line is dropped, and what it held is sampled again")
         self.stage, self.lengths = stage, Counter[int]()
         self.others: dict[str, Engine] = {}
@@ -75,11 +75,11 @@ class Session:
         )
         if streamed:
             opened = as_stream(opened, settings.ahead > 0, settings.step_s)
-        inner, settled = opened.sampler, {"version": lambda: engine.steps, "staleness": self.staleness}
+        inner, resolved = opened.sampler, {"version": lambda: engine.steps, "staleness": self.staleness}
         if isinstance(inner, Stream):
-            self.sampler = JournalStream(inner, self.journal, **settled)
+            self.sampler = JournalStream(inner, self.journal, **resolved)
         else:
-            self.sampler = JournalSampler(inner, self.journal, **settled)
+            self.sampler = JournalSampler(inner, self.journal, **resolved)
         self.publish, self.close, self.rest = opened.publish, opened.close, opened.rest or dict
 
     def validate(
@@ -101,7 +101,7 @@ class Session:
             fresh = episodes()
             return fresh, play(inner, fresh)
 
-        _, played = take_or_retake(mesh, inner, take, publish, where)
+        _, played = take_with_republish(mesh, inner, take, publish, where)
         require_valid(played, self.settings.max_invalid_share, mesh.gather, where)
         values = {
             f"validation/{key.removeprefix('reward/')}": value for key, value in describe(played, mesh.gather).items()
@@ -151,7 +151,7 @@ class Session:
 
     def note(self, event: Event, step: int, prompts: Iterable[int] = ()) -> None:
         """An event of this data rank's prompts, once."""
-        if self.job.mesh.leads:
+        if self.job.mesh.is_leader:
             self.journal.note(event, step, sorted(prompts))
 
     def with_critic(
@@ -174,7 +174,7 @@ class Session:
 
         def saved() -> None:
             self.note("saved", step)
-            if self.job.mesh.leads and not self.settings.keep_samples:
+            if self.job.mesh.is_leader and not self.settings.keep_samples:
                 self.journal.prune(oldest)
 
         checkpoints.save(self.engine, step, {**state, "health": self.health.state()}, self.others, saved)

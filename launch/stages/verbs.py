@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 
-from ...core.by_path import ByPath, imported_beside, require_unchanged
+from ...core.by_path import ByPath, local_imports, require_unchanged
 from ...core.errors import ConfigError, StorageError
 from ...core.files import json_digest, read_json, write_json
 from ...core.run import ROWS, Run, has_begun
@@ -107,7 +107,7 @@ def require_same_files(settings: DataEnvironment | OwnEnvironment, run: Run) -> 
             "folder"
         )
     code = settings.reward if isinstance(settings, DataEnvironment) else settings
-    now = imported_beside(code.path, Path()) if isinstance(code, ByPath) else {}
+    now = local_imports(code.path, Path()) if isinstance(code, ByPath) else {}
     if isinstance(settings, DataEnvironment):
         now |= {
             str(path): rows_digest(path) for path in (settings.train, settings.test) if path and Path(path).exists()

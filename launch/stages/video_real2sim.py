@@ -19,7 +19,7 @@ from ...core.errors import ConfigError, StorageError
 from ...core.files import file_digest, json_digest, make_folder, read_json, write_json
 from ...core.progress import Progress
 from ...core.rng import fold
-from ...rl.rollout.resample import make_or_remake
+from ...rl.rollout.resample import make_with_republish
 from ...rl.statistics import proportion
 from ...rl.video import recorded
 from ...rl.video.artifacts import action_bins, frozen_tokenizer
@@ -121,7 +121,7 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
                     seed = fold(job.recipe.seed, 51, number, world.task_number(task), 0)
                     given = partial(world.trial, task, policy, share), partial(simulator, seed=seed, first=share[0])
                     tried = partial(imagined, *given, stage.frames, ending)
-                    won = make_or_remake(job.mesh, sampler, tried, publish, f"stage {stage.name}")
+                    won = make_with_republish(job.mesh, sampler, tried, publish, f"stage {stage.name}")
                     wins = sum(job.mesh.gather(won))
                     successes[name][f"{task}/{recorded.name_of(policy)}"] = wins
                     progress.update(done := done + 1)
@@ -266,7 +266,7 @@ def make_truth(stage: VideoReal2Sim, folder: Path, table: Table) -> None:
             }
             first[task] = np.stack(starts)
     np.savez_compressed(folder / FIRST, allow_pickle=False, **first)
-    keep_truth(folder, stage.episodes, rates, how_made(stage, table))
+    keep_truth(folder, stage.episodes, rates, made_under(stage, table))
 
 
 def played_in(stage: VideoReal2Sim) -> list[str]:
@@ -277,20 +277,20 @@ def played_in(stage: VideoReal2Sim) -> list[str]:
 def truth_of(stage: VideoReal2Sim, path: str, table: Table) -> dict[str, Any]:
     """What make_truth kept, refused where it is not of the episodes, tasks and policies that the stage imagines."""
     truth = load_truth(path)
-    require_made_so(truth, stage, table)
+    require_same_conditions(truth, stage, table)
     if missing := [key for key in played_in(stage) if key not in truth["rates"]]:
         raise ConfigError(f"truth: {path} has no {missing[0]}; write it anew with these tasks and policies")
     return truth
 
 
-def how_made(stage: VideoReal2Sim, table: Table) -> dict[str, Any]:
+def made_under(stage: VideoReal2Sim, table: Table) -> dict[str, Any]:
     """What true success depends on besides the policies."""
     return {"frames_each": stage.frames, "first_seed": stage.first_seed, "table": asdict(table)}
 
 
-def require_made_so(truth: dict[str, Any], stage: VideoReal2Sim, table: Table) -> None:
+def require_same_conditions(truth: dict[str, Any], stage: VideoReal2Sim, table: Table) -> None:
     """Refuse success that was found in other episodes than the stage imagines."""
-    for key, value in {"episodes": stage.episodes, **how_made(stage, table)}.items():
+    for key, value in {"episodes": stage.episodes, **made_under(stage, table)}.items():
         if truth.get(key, value) != value:  # earlier releases kept the episodes alone
             raise ConfigError(
                 f"truth: {stage.truth} was made with {key} = {truth[key]}, stage {stage.name} asks for {value}; write "

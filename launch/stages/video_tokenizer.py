@@ -99,21 +99,21 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
     progress = Progress(stage.name, stage.steps, start=start, speak=job.mesh.is_main)
     share = stage.clips_per_step // job.mesh.ranks
     writer: Background | None = None  # of a state, one at a time
-    begun = time.monotonic()
+    started_at = time.monotonic()
     for step, clips in read_ahead(stage, job, source, start, share):
         frames, context = as_batch(stage, job, clips, first_clip(stage, job, step, share))
         done = step + 1
         noted = done % stage.log_every == 0 or done == stage.steps
         values = trainer.step(frames, context, noted)
         if job.mesh.is_main and noted:
-            took = time.monotonic() - begun
+            took = time.monotonic() - started_at
             pictures = frames.shape[0] * frames.shape[1] * job.mesh.ranks
             job.run.metrics.append(
                 stage.name, done, {**values, "time/step_s": took, "time/frames_per_s": pictures / took}
             )
         progress.update(done, f"l1 {values['l1']:.4f}  psnr {values['psnr']:.1f}")
         stop = job.mesh.any_rank(job.stop_asked)
-        with job.stands_still():
+        with job.paused_for_saving():
             due = stop or done % stage.checkpoint_every == 0
             settle_state(job, writer, wait=due or done == stage.steps)
             if due and job.mesh.is_main:
@@ -122,7 +122,7 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
                 settle_state(job, writer, wait=True)
         if stop and done < stage.steps:
             raise StopRequested
-        begun = time.monotonic()
+        started_at = time.monotonic()
     return trainer.model
 
 

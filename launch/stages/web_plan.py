@@ -14,7 +14,7 @@ from ...core.rng import fold
 from ...data.packing import pack, unpack
 from ...rl.evaluation import percent
 from ...rl.rollout.open import open_sampler
-from ...rl.rollout.resample import make_or_remake
+from ...rl.rollout.resample import make_with_republish
 from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.statistics import paired_difference, proportion
 from ...rl.web_pages.config import WebPageEnvironment
@@ -159,7 +159,7 @@ def _play(
             publish_world()
             reset()
 
-        made = make_or_remake(job.mesh, actor, play, begin_anew, f"stage {stage.name}, arm {arm.name}")
+        made = make_with_republish(job.mesh, actor, play, begin_anew, f"stage {stage.name}, arm {arm.name}")
         parts = job.mesh.gather(made)
     tally, whole = Tally(), Results()
     for part_results, part_tally, _, _ in parts:

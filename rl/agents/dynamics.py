@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...data.trajectory import Invalid, Role, TokenSequence
-from ..chat import begun
+from ..chat import with_bos
 from ..language import readable
 from ..rollout.sampler import Sample
 from ..tasks import held_out
@@ -30,10 +30,10 @@ def question(episode: AgentEpisode, state: str, words: Sequence[str]) -> tuple[i
     """What a world model reads."""
     actions = f" {SEPARATOR} ".join(words)
     if episode.settings.prompt == "bare":
-        return tuple(begun(episode.tokenizer, episode.tokenizer.encode(f"{state}\n{actions}\n")))
+        return tuple(with_bos(episode.tokenizer, episode.tokenizer.encode(f"{state}\n{actions}\n")))
     chat, rules = episode.chat, prefix(episode.task, episode.world, "answer")
     text = f"{chat.start}{SYSTEM}{chat.first_user}{rules}\nState:\n{state}\nActions:\n{actions}{ASKED}{chat.agent}"
-    return tuple(begun(episode.tokenizer, episode.tokenizer.encode(text)))
+    return tuple(with_bos(episode.tokenizer, episode.tokenizer.encode(text)))
 
 
 def answer(state: str, reward: float, mark: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid
-from ..chat import Chat, begun
+from ..chat import Chat, with_bos
 from ..language import readable
 from ..rewards.state_match import world_model_bonus
 from ..rollout.sampler import Sample
@@ -107,7 +107,7 @@ class AgentEpisode:
             else:
                 text = self.chat.next_user + said
             asked = self._encode(text + opening)
-            asked = begun(self.tokenizer, asked) if number == first else asked
+            asked = with_bos(self.tokenizer, asked) if number == first else asked
             # The end of the agent's turn is not repeated where the sampler already wrote it.
             ids += asked[1:] if ids and ids[-1] == asked[0] else asked
             ids += answers[number] if number < last else ()

@@ -53,7 +53,7 @@ class Transition:
 
 
 @dataclass
-class ForetellingEpisode:
+class PredictionEpisode:
     """One answer to one question."""
 
     task: Transition
@@ -100,7 +100,7 @@ class TransitionTasks(Tasks):
 
     def _read(self, made: Made, part: str) -> list[Transition]:
         if not made.finished:
-            return self._foreseen(made)
+            return self._predicted(made)
         folder = made.folder / part
         if not any(folder.glob("*.tar")):
             raise ConfigError(f"env: stage '{made.name}' left no transitions in {folder}; {REMEDIES[part]}")
@@ -110,7 +110,7 @@ class TransitionTasks(Tasks):
         """The worlds that a stage plays in."""
         return WorldTasks(made.settings.get("env") or made.env, None, self.tokenizer, self.max_length)
 
-    def _foreseen(self, made: Made) -> list[Transition]:
+    def _predicted(self, made: Made) -> list[Transition]:
         """What the random policy would teach in the stage's first task; something short where it cannot play."""
         worlds = self._worlds(made)
         seat = worlds.episode(worlds.of("train")[0], 0, 0)
@@ -136,8 +136,8 @@ class TransitionTasks(Tasks):
     def of(self, split: Split) -> Sequence[Transition]:
         return self._train if split == "train" else self._test
 
-    def episode(self, task: Transition, prompt_id: int, sample_index: int) -> ForetellingEpisode:
-        return ForetellingEpisode(task, prompt_id, sample_index, self.tokenizer)
+    def episode(self, task: Transition, prompt_id: int, sample_index: int) -> PredictionEpisode:
+        return PredictionEpisode(task, prompt_id, sample_index, self.tokenizer)
 
     def play(self, sampler: Sampler, episodes: Sequence[Any], params: SamplingParams, seed: int) -> list[Trajectory]:
         return rollout(sampler, episodes, params, seed)
@@ -148,7 +148,7 @@ class TransitionTasks(Tasks):
     def demonstration(self, task: Transition) -> list[str] | None:
         return [task.truth]
 
-    def shown(self, episode: ForetellingEpisode) -> list[dict[str, Any]]:
+    def shown(self, episode: PredictionEpisode) -> list[dict[str, Any]]:
         task, said = episode.task, episode.said or ""
         prompt = self.tokenizer.decode(list(task.asked), keep_special=True)
         return [{"prompt": prompt, "action": "", "prediction": said, "truth": task.truth, "exact": said == task.truth}]

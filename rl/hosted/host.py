@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...core.by_path import imported_beside, require_unchanged
+from ...core.by_path import local_imports, require_unchanged
 from ...core.errors import ConfigError
 from ...core.progress import say
 from ...data.trajectory import Invalid
@@ -102,10 +102,10 @@ class Host:
                 return tasks
 
     def score(
-        self, prompts: Sequence[Any], answers: Sequence[str], infos: Sequence[Any], spare: float = math.inf
+        self, prompts: Sequence[Any], answers: Sequence[str], infos: Sequence[Any], max_invalid: float = math.inf
     ) -> list[End]:
-        """One score a row. The deadline is that of a row, or of the one call of a batched function; once a call is lost
-        and more than `spare` are Invalid, those left are not made.
+        """One score per row. The deadline applies to each row, or to the one call of a batched function; once a call is
+        lost and more than `max_invalid` rows are Invalid, the remaining calls are not made.
         """
         if not len(prompts) == len(answers) == len(infos):
             counts = f"{len(prompts)} prompts, {len(answers)} answers and {len(infos)} infos"
@@ -116,7 +116,7 @@ class Host:
                 return []
             if not self.about["batched"]:
                 rows = [_Call("score", row, self.deadline_s) for row in zip(prompts, answers, infos, strict=True)]
-                return [_score(reply) for reply in self._run(rows, spare)]
+                return [_score(reply) for reply in self._run(rows, max_invalid)]
             (reply,) = self._run([_Call("scores", (list(prompts), list(answers), list(infos)), self.deadline_s)])
             return [_score(row) for row in (reply[1] if reply[0] == "scores" else [reply] * len(answers))]
 
@@ -128,24 +128,24 @@ class Host:
         """Send the model's answer: the next prompt, or the end with its score."""
         return self.answer_many([(episode, text)])[0]
 
-    def start_many(self, items: Iterable[tuple[int, Any]], spare: float = math.inf) -> list[Prompt | End]:
-        """`start` for many episodes in one round trip; the deadline is that of each, and `spare` as for `score`."""
+    def start_many(self, items: Iterable[tuple[int, Any]], max_invalid: float = math.inf) -> list[Prompt | End]:
+        """`start` for many episodes in one round trip, each with its own deadline; `max_invalid` as for `score`."""
         items = _distinct(items)
         with self.lock:
             self._need(environment=True)
             for episode, task in items:
                 self.live[episode] = _Live(task)
                 self.present.discard(episode)
-            return self._play([_Call("start", item, self.deadline_s, item[0]) for item in items], spare)
+            return self._play([_Call("start", item, self.deadline_s, item[0]) for item in items], max_invalid)
 
-    def answer_many(self, items: Iterable[tuple[int, str]], spare: float = math.inf) -> list[Prompt | End]:
-        """`answer` for many episodes in one round trip; the deadline is that of each, and `spare` as for `score`."""
+    def answer_many(self, items: Iterable[tuple[int, str]], max_invalid: float = math.inf) -> list[Prompt | End]:
+        """`answer` for many episodes in one round trip, each with its own deadline; `max_invalid` as for `score`."""
         items = _distinct(items)
         with self.lock:
             for episode, _ in items:
                 if episode not in self.live:
                     raise ValueError(f"episode {episode} is not going on: it has ended, or was never started")
-            return self._play([_Call("answer", item, self.deadline_s, item[0]) for item in items], spare)
+            return self._play([_Call("answer", item, self.deadline_s, item[0]) for item in items], max_invalid)
 
     def forget(self, episodes: Iterable[int]) -> None:
         """Drop episodes that nobody will answer any more."""
@@ -191,10 +191,10 @@ class Host:
             raise ConfigError(value.reason)
         return value
 
-    def _play(self, calls: list[_Call], spare: float) -> list[Prompt | End]:
-        return [reply[1] if reply[0] == "prompt" else _score(reply) for reply in self._run(calls, spare)]
+    def _play(self, calls: list[_Call], max_invalid: float) -> list[Prompt | End]:
+        return [reply[1] if reply[0] == "prompt" else _score(reply) for reply in self._run(calls, max_invalid)]
 
-    def _run(self, calls: list[_Call], spare: float = math.inf) -> list[tuple[Any, ...]]:
+    def _run(self, calls: list[_Call], max_invalid: float = math.inf) -> list[tuple[Any, ...]]:
         """Replies to calls, in order. A call that loses the child is Invalid; those after it go to another."""
         replies: dict[int, tuple[Any, ...]] = {}
         packed = [pack_in_host(call.args) for call in calls]
@@ -227,10 +227,11 @@ class Host:
                 why = f"{name_call(self.target, call.kind)} {self._in_words(lost, call.limit_s)}"
                 if isinstance(lost, Late) and not self.warned:  # a step of late calls would be silent for an hour
                     self.warned = True
-                    end = f"; after {spare + 1:g} the others are not waited for" if spare + 1 < len(calls) else ""
+                    skipped = max_invalid + 1 < len(calls)
+                    end = f"; after {max_invalid + 1:g} the others are not waited for" if skipped else ""
                     say(f"{why}. Its sample is Invalid; later ones are only counted{end}")
                 self._settle(call, number, ("invalid", why), replies)
-                if sum(word == "invalid" for word, *_ in replies.values()) > spare:
+                if sum(word == "invalid" for word, *_ in replies.values()) > max_invalid:
                     why = f"not judged, after too many that were Invalid; the last: {why}"
                     for number, call in enumerate(calls):
                         self._settle(call, number, ("invalid", why), replies)
@@ -297,7 +298,7 @@ class Host:
         if self.child is not None and self.child.alive:
             return self.child
         self._kill()  # one that died between two calls: no call is to blame
-        beside = imported_beside(self.target, self.base)
+        beside = local_imports(self.target, self.base)
         require_unchanged(self.beside, beside)  # a later child must find the same modules
         self.beside = beside
         self.child = child = ChildProcess(self.environ, self.target)

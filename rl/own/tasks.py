@@ -21,7 +21,7 @@ from ...data.rows import demonstration, info_of, read_rows, render_prompt
 from ...data.tokenizers import ByteTokenizer, Tokenizer
 from ...data.trajectory import Invalid, TokenSequence
 from ..agents.config import WorldsEnvironment
-from ..conversation import Conversation, Table, text_of
+from ..conversation import Conversation, EpisodeHost, text_of
 from ..environment import End, Prompt, Split
 from ..grid.config import GridEnvironment
 from ..hosted import LOADING_S, Host
@@ -182,12 +182,12 @@ class DataTasks(Tasks):
         self._live: dict[int, Row] = {}
         super().__init__(tokenizer, max_length, max_turns=1)
 
-    def table(self) -> Table:
+    def episode_host(self) -> EpisodeHost:
         return self
 
     @property
     def together(self) -> bool:
-        """The table's part: a reward that judges many answers in one call gets all of a rollout in one."""
+        """As an `EpisodeHost`: a reward that judges many answers in one call gets all of a rollout in one."""
         return self.host is not None and self.host.batched
 
     def of(self, split: Split) -> Sequence[Row]:
@@ -267,7 +267,7 @@ class DataTasks(Tasks):
         bytes_ = sum(len(text.encode()) for text in (*said, answer)) + TEMPLATE + TURN * len(said)
         if self.max_length is None or bytes_ + more <= self.max_length:
             return 0
-        length = len(self.talk.context(Conversation(row, 0, 0, [row.prompt])))
+        length = len(self.conversations.context(Conversation(row, 0, 0, [row.prompt])))
         length += len(self.tokenizer.encode(answer)) if answer else 0
         return length if length + more > self.max_length else 0
 
@@ -275,7 +275,7 @@ class DataTasks(Tasks):
         return None if task.answer is None else [task.answer]
 
     def lessons(self, tasks: Sequence[Row], where: str) -> list[list[TokenSequence]]:
-        contexts = [self.talk.context(Conversation(row, 0, 0, [row.prompt])) for row in tasks]
+        contexts = [self.conversations.context(Conversation(row, 0, 0, [row.prompt])) for row in tasks]
         pairs = zip(contexts, tasks, strict=True)
         return [[self.answer_ids(context, self._required(row, where)[0], f"{where}: {row}")] for context, row in pairs]
 
@@ -284,18 +284,18 @@ class DataTasks(Tasks):
         common = answers.most_common(1)[0][0] if answers else None
         return super().baselines() | ({} if common is None else {"most common answer": lambda prompt, task: common})
 
-    def start_many(self, asked: Sequence[tuple[int, Row]], spare: float = math.inf) -> list[Prompt | End]:
-        """The table's part: every row asks its prompt."""
+    def start_many(self, asked: Sequence[tuple[int, Row]], max_invalid: float = math.inf) -> list[Prompt | End]:
+        """As an `EpisodeHost`: every row asks its prompt."""
         self._live |= dict(asked)
         return [row.prompt for _, row in asked]
 
-    def answer_many(self, answers: Sequence[tuple[int, str]], spare: float = math.inf) -> list[Prompt | End]:
-        """The table's part: the reward judges the answers, all of them in one call."""
+    def answer_many(self, answers: Sequence[tuple[int, str]], max_invalid: float = math.inf) -> list[Prompt | End]:
+        """As an `EpisodeHost`: the reward judges the answers, all of them in one call."""
         rows = [self._live.pop(number) for number, _ in answers]
         if self.host is None:
             return [End(Invalid("env: has no reward; name one with reward: file.py:function")) for _ in rows]
         prompts, infos = [text_of(row.prompt) for row in rows], [row.info for row in rows]
-        return list(self.host.score(prompts, [text for _, text in answers], infos, spare))
+        return list(self.host.score(prompts, [text for _, text in answers], infos, max_invalid))
 
 
 class OwnTasks(Tasks):
@@ -306,7 +306,7 @@ class OwnTasks(Tasks):
         self._tasks: dict[Split, Sequence[Any]] = {}
         super().__init__(tokenizer, max_length, settings.max_turns)
 
-    def table(self) -> Table:
+    def episode_host(self) -> EpisodeHost:
         return self.host
 
     def of(self, split: Split) -> Sequence[Any]:

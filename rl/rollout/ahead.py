@@ -1,8 +1,8 @@
-"""Rollouts ahead of training: a step's episodes begin at most so many steps before they are trained on.
+"""Rollouts ahead of training: a step's episodes begin up to `ahead` steps before they are trained on.
 
-With `ahead` = k the episodes of step s + k begin once the weights of step s are there, so that none of their tokens is
-older than k steps when it is trained on. Steps are taken in order and whole, whatever is over first: no episode is left
-out for being long.
+With `ahead` = k the episodes of step s + k begin once the weights of step s exist, so that no token is older than k
+steps when it is trained on. Steps are taken whole and in order, whichever finishes first: no episode is left out for
+being long.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """The rollouts of rising steps. `begin(step)` makes its episodes and returns what plays them, which happens in
-    threads as soon as `reach` allows it, or else when the step is taken.
+    """The rollouts of consecutive steps. `begin(step)` makes the episodes and returns a function that plays them; it
+    runs in a thread as soon as `reach` allows it, or else when the step is taken.
     """
 
     def __init__(self, begin: Callable[[int], Callable[[], T]], steps: range, ahead: int, deadline_s: float) -> None:
@@ -27,13 +27,13 @@ class Ahead(Generic[T]):
         self._begun: dict[int, _Play[T]] = {}
 
     def reach(self, step: int) -> None:
-        """The weights of so many steps are there."""
+        """The weights after `step` steps exist: start the rollouts that they allow."""
         while self.ahead and self._next <= step + self.ahead and self._next in self.steps:
             self._begun[self._next] = _Play(self.begin(self._next), f"rollouts of step {self._next + 1}")
             self._next += 1
 
     def take(self, step: int) -> T:
-        """The rollouts of a step, when all of them are over."""
+        """The rollouts of a step; waits until all of them are over."""
         return self._begun.pop(step).result(self.deadline_s) if step in self._begun else self.begin(step)()
 
 

@@ -27,13 +27,13 @@ from .vllm_config import VllmSettings
 from .vllm_local import LocalVllm
 
 
-class TakesTurns:
-    """The sampler of one rank, and `rest`, which the loop calls when it has sampled and is about to train."""
+class ColocatedSampler:
+    """The sampler of one rank. The loop calls `rest` after sampling, before it trains."""
 
     def __init__(self, engine: Engine, local: LocalVllm, sleep: int, offload: bool) -> None:
         self.engine, self.local, self.level, self.offload = engine, local, sleep, offload
         self.parked = False
-        self.memory: dict[str, float] = {}  # GiB of the device in use, by both
+        self.memory: dict[str, float] = {}  # GiB in use on the device, while sampling and while training
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.local, name)
@@ -48,7 +48,7 @@ class TakesTurns:
         return samples
 
     def rest(self) -> dict[str, float]:
-        """Give the device to the trainer; returns what was in use in both turns."""
+        """Hand the device to the trainer; returns the memory in use while sampling and while training."""
         if self.level:
             self.local.sleep(self.level)
         if self.parked:
@@ -88,7 +88,7 @@ def write_base(engine: Engine, model: ModelConfig, folder: Path, writes: bool) -
 
 def open_colocated(
     config: Vllm, settings: VllmSettings, engine: Engine, model: ModelConfig, folder: Path, mesh: Mesh
-) -> tuple[TakesTurns, Callable[[int], Any]]:
+) -> tuple[ColocatedSampler, Callable[[int], Any]]:
     """The sampler and its `publish(version)`; every rank calls both."""
     weights = engine_weights
     transport: Any = IpcTransport()
@@ -100,7 +100,8 @@ def open_colocated(
         )
 
     def publish(version: int) -> Any:
-        return send(transport, [local], lambda: weights(engine), version, timeout_s=config.sync_s, gather=mesh.everyone)
+        gather, timeout_s = mesh.gather_all, config.sync_s
+        return send(transport, [local], lambda: weights(engine), version, timeout_s=timeout_s, gather=gather)
 
     def resync(target: LocalVllm) -> None:
         if engine.parallel.model_size * engine.parallel.expert > 1:
@@ -114,5 +115,5 @@ def open_colocated(
             engine.offload()
 
     local = LocalVllm(settings, request_s=config.request_s, resync=resync)
-    sampler = TakesTurns(engine, local, config.sleep, config.offload)
+    sampler = ColocatedSampler(engine, local, config.sleep, config.offload)
     return sampler, publish

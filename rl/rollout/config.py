@@ -92,7 +92,7 @@ class Vllm:
         if self.adapters_only and self.sleep == 2:
             raise ValueError("sleep: 2 drops the weights that adapters_only does not send again; use 1")
 
-    def settled(self, own_gpus: bool, cuda: bool) -> Vllm:
+    def resolved(self, own_gpus: bool, cuda: bool) -> Vllm:
         """With what is not given chosen: by whether every server has GPUs that no rank trains on, and whether the
         trainer has any.
         """

@@ -84,7 +84,7 @@ def rollout(
         while (context := episode.context()) is not None:
             key = (seed, episode.prompt_id, episode.sample_index, turn)
             request = SampleRequest(context, key, params, getattr(episode, "forced", ()))
-            answer = await patiently(ask, request, retries)
+            answer = await with_retries(ask, request, retries)
             if isinstance(answer, Invalid):
                 lost = Trajectory(episode.prompt_id, episode.sample_index, sequences, answer)
                 return lambda: lost
@@ -105,7 +105,7 @@ def _scored(episode: Episode, sequences: list[TokenSequence]) -> Trajectory:
     return Trajectory(episode.prompt_id, episode.sample_index, sequences, reward, turn_rewards, info)
 
 
-async def patiently(ask: Ask, request: SampleRequest, retries: int) -> Sample | Invalid:
+async def with_retries(ask: Ask, request: SampleRequest, retries: int) -> Sample | Invalid:
     """An answer of the sampler, asked again after a fault so many times."""
     for _ in range(retries):
         answer = await ask(request)

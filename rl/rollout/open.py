@@ -104,7 +104,7 @@ def as_stream(opened: OpenSampler, aside: bool = False, pause_s: float = 3600.0)
     """
     stream, publish, rest = Stream(opened.sampler), opened.publish, opened.rest
 
-    def bring(version: int) -> None:
+    def publish_paused(version: int) -> None:
         assert publish is not None
         with stream.paused(pause_s):
             publish(version)
@@ -121,7 +121,7 @@ def as_stream(opened: OpenSampler, aside: bool = False, pause_s: float = 3600.0)
         finally:
             opened.close()
 
-    return OpenSampler(stream, bring if publish else None, close, rest=pause)
+    return OpenSampler(stream, publish_paused if publish else None, close, rest=pause)
 
 
 def _open_embedded(
@@ -144,7 +144,7 @@ def _open_embedded(
         if aside and engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)  # the sampler has a stream of its own
         for name, tensor in stream:  # collective: peers give their parts
-            if not mesh.leads:
+            if not mesh.is_leader:
                 continue
             if name in held:
                 held[name].copy_(tensor)  # in place: captured graphs know the addresses
@@ -184,10 +184,10 @@ def _trained_on(engine: Engine) -> str:
     return visible[index] if index < len(visible) else str(index)
 
 
-def _settled(config: Vllm, engine: Engine, mesh: Mesh, hosts: list[HostAddress], placed: bool) -> Vllm:
+def _resolved(config: Vllm, engine: Engine, mesh: Mesh, hosts: list[HostAddress], placed: bool) -> Vllm:
     """The settings with what was not given chosen by what the machines have, which is printed. Collective."""
     cuda = engine.device.type == "cuda"
-    ranks = mesh.everyone((socket.gethostname(), _trained_on(engine) if cuda else ""))
+    ranks = mesh.gather_all((socket.gethostname(), _trained_on(engine) if cuda else ""))
     if config.colocated or config.urls:  # of others' servers nothing is known
         own = False
     elif placed:
@@ -196,15 +196,15 @@ def _settled(config: Vllm, engine: Engine, mesh: Mesh, hosts: list[HostAddress],
         # servers start beside the main rank
         beside = [name for host, name in ranks if host == ranks[0][0]]
         own = cuda and own_gpus(config.devices, beside)
-    settled = config.settled(own, cuda)
+    resolved = config.resolved(own, cuda)
     if mesh.is_main:
         where = "GPUs of their own" if own else "the trainer's devices" if not config.urls else "unknown devices"
-        sync = "disk" if settled.transport == "disk" else settled.backend
+        sync = "disk" if resolved.transport == "disk" else resolved.backend
         text = "vllm on %s: gpu_memory %g, %d sequences at once%s"
         log.info(
-            text, where, settled.gpu_memory, settled.max_sequences, "" if config.colocated else f", weights by {sync}"
+            text, where, resolved.gpu_memory, resolved.max_sequences, "" if config.colocated else f", weights by {sync}"
         )
-    return settled
+    return resolved
 
 
 def _open_vllm(
@@ -218,7 +218,7 @@ def _open_vllm(
 
     placed = os.environ.get(VARIABLE) if not (config.urls or config.colocated) else None
     hosts = find_hosts(placed, config.start_s) if placed and mesh.is_main else []
-    config = _settled(config, engine, mesh, hosts, bool(placed))
+    config = _resolved(config, engine, mesh, hosts, bool(placed))
     assert config.max_sequences and config.gpu_memory and config.backend
     if notes and (config.colocated or not (config.urls or os.environ.get(VARIABLE))):
         check_notes()  # engines elsewhere say so themselves
@@ -244,8 +244,8 @@ def _open_vllm(
     )
     if config.colocated:
         mesh.barrier()  # the folder is there
-        turns, bring = open_colocated(config, settings, engine, model, folder.absolute(), mesh)
-        return OpenSampler(turns, bring, turns.local.close, rest=turns.rest)
+        colocated, publish_new = open_colocated(config, settings, engine, model, folder.absolute(), mesh)
+        return OpenSampler(colocated, publish_new, colocated.local.close, rest=colocated.rest)
     here = socket.gethostname() if placed and config.host == Vllm.host else config.host
     weights, transport, backend = engine_weights, None, config.backend
     if config.adapters_only:
@@ -258,7 +258,7 @@ def _open_vllm(
     elif engine.parallel.model_size * engine.parallel.expert > 1 and getattr(engine.build, "lora", None) is None:
         # each rank is reached where it is
         address = socket.gethostname() if _elsewhere(mesh) or placed else config.host
-        weights, transport = own_parts, ShardedTransport(backend, address, mesh.everyone)
+        weights, transport = own_parts, ShardedTransport(backend, address, mesh.gather_all)
     else:
         transport = BroadcastTransport(backend, here)
     if engine.device.type == "cuda":
@@ -303,7 +303,7 @@ def _open_vllm(
     mesh.barrier()  # nobody asks before all servers answer
     opened = OpenSampler(sampler, None, sampler.close)  # before the first publish nothing can be asked of it
 
-    def mend() -> None:
+    def revive() -> None:
         # a server that was started again is in no group that weights were sent through before
         if mesh.from_main(sampler.revive) and isinstance(transport, BroadcastTransport | ShardedTransport):
             transport.close()
@@ -316,8 +316,8 @@ def _open_vllm(
             version,
             timeout_s=config.sync_s,
             sends=mesh.is_main,
-            gather=mesh.everyone,
-            mend=mend,
+            gather=mesh.gather_all,
+            revive=revive,
         )
         for target in sampler.targets:
             target.version = version

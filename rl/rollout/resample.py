@@ -1,4 +1,4 @@
-"""What is made of samples, made anew where servers lost the weights that only all ranks of the trainer can send."""
+"""Work on samples, repeated where servers lost weights that only all trainer ranks together can publish."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Played = tuple[list[Any], list[Trajectory]]  # episodes and what came of them
 T = TypeVar("T")
 
 
-def take_or_retake(
+def take_with_republish(
     mesh: Mesh, sampler: Sampler, take: Callable[[], Played], publish: Callable[[], None], where: str
 ) -> Played:
-    """The episodes that a leader takes, and their trajectories on all ranks, as `make_or_remake`. Collective."""
+    """The episodes that a leader takes, and their trajectories on all ranks, as `make_with_republish`. Collective."""
     episodes: list[Any] = []
 
     def make() -> list[Trajectory]:
@@ -29,23 +29,25 @@ def take_or_retake(
         episodes, played = take()
         return played
 
-    trajectories = make_or_remake(mesh, sampler, make, publish, where)
+    trajectories = make_with_republish(mesh, sampler, make, publish, where)
     return episodes, trajectories  # those of the last attempt
 
 
-def make_or_remake(mesh: Mesh, sampler: Sampler, make: Callable[[], T], publish: Callable[[], None], where: str) -> T:
-    """What a leader makes of its samples, on all of its peers. Where a leader's servers lost their weights all ranks
-    publish them, and it makes it once more; what its journal kept is not sampled again. Collective.
+def make_with_republish(
+    mesh: Mesh, sampler: Sampler, make: Callable[[], T], publish: Callable[[], None], where: str
+) -> T:
+    """The leader's `make()`, on all of its peers. Where a leader's servers lost their weights, all ranks publish them
+    and it is called again; what the journal kept is not sampled again. Collective.
     """
-    recall = getattr(sampler, "recall", lambda: None)  # of a journal, where there is one
+    recall = getattr(sampler, "recall", lambda: None)  # a journal has it
 
     def attempt(number: int) -> tuple[T] | None:
         try:
             return (make(),)
         except Unpublished as error:
             if number == ATTEMPTS or hasattr(sampler, "submit"):
-                raise  # of a stream all that is under way has failed
-            log.warning("%s: %s; they are sent again, and it is sampled anew", where, error)
+                raise  # in a stream, everything in flight has failed
+            log.warning("%s: %s; publishing them again and sampling anew", where, error)
             recall()
             return None
 
@@ -56,5 +58,5 @@ def make_or_remake(mesh: Mesh, sampler: Sampler, make: Callable[[], T], publish:
         if not any(mesh.gather(made is None, patient=True)):
             break
         publish()
-    assert made is not None  # the last attempt gives it or raises
+    assert made is not None  # the last attempt returns it or raises
     return made[0]

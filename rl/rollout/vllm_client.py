@@ -313,9 +313,9 @@ class ServedVllm:
         before = self.restarts
         for target in self.targets:
             if target.server and not (target.server.alive() and target.server.healthy(30.0)):
-                begun = time.monotonic()
+                start = time.monotonic()
                 self._begin_again(target, target.server)
-                log.warning("vllm server %s was restarted in %.1f s", target.name, time.monotonic() - begun)
+                log.warning("vllm server %s was restarted in %.1f s", target.name, time.monotonic() - start)
         return self.restarts - before
 
     def _begin_again(self, target: Remote, server: VllmServer) -> None:
@@ -326,7 +326,7 @@ class ServedVllm:
         self.restarts += 1
 
     def _restart(self, target: Remote, server: VllmServer, version: int | None) -> None:
-        begun = time.monotonic()
+        start = time.monotonic()
         self._begin_again(target, server)
         if version == 0 and self.settings.load == "auto" and not self.settings.lora_rank:
             target.version = 0
@@ -336,7 +336,7 @@ class ServedVllm:
             )
         else:
             self.resync(target)
-        log.warning("vllm server %s was restarted in %.1f s", target.name, time.monotonic() - begun)
+        log.warning("vllm server %s was restarted in %.1f s", target.name, time.monotonic() - start)
 
     def _as_started(self, version: int | None, held: set[int | None]) -> bool:
         """Whether a server that was sent nothing yet has the weights of this version: those of the folder it serves."""

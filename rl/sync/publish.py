@@ -38,16 +38,16 @@ def publish(
     timeout_s: float = 300.0,
     sends: bool = True,
     gather: Callable[[Any], list[Any]] = lambda value: [value],
-    mend: Callable[[], None] = lambda: None,
+    revive: Callable[[], None] = lambda: None,
 ) -> SyncReport:
     """Bring all targets to `version`. With several trainer ranks every rank calls this: `weights()` is collective;
-    those with `sends` send, each to its own targets, and with a `ShardedTransport` the others send beside them. `mend`
-    comes before every attempt, on all ranks: a target may be lost while it is sent to."""
-    begun = time.monotonic()
+    ranks with `sends` send, each to its own targets, and with a `ShardedTransport` the others send too. `revive` is
+    called before every attempt, on all ranks: a target may die while it is sent to."""
+    start = time.monotonic()
     problems: list[str] = []
     for attempt in range(1, attempts + 1):
         answers: dict[str, list[dict[str, Any]]] = {}
-        mend()
+        revive()
         if sends:
             for target in targets:
                 target.accept(None, timeout_s)
@@ -66,7 +66,7 @@ def publish(
         problems = [fault for faults in gather(problems) for fault in faults]
         if not problems:
             tensors = max((a.get("tensors", 0) for workers in answers.values() for a in workers), default=0)
-            return SyncReport(version, time.monotonic() - begun, attempt, tensors)
+            return SyncReport(version, time.monotonic() - start, attempt, tensors)
         log.warning("weight sync: version %d, attempt %d of %d: %s", version, attempt, attempts, "; ".join(problems))
         if isinstance(transport, BroadcastTransport | ShardedTransport):
             transport.close()  # a failed send may have left its group half open

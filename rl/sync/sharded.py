@@ -112,11 +112,11 @@ class ShardedTransport:
                 self.store = open_store(self.host, port, True, timedelta(seconds=timeout_s), wait=False)
         except Exception as problem:  # the others must hear of it, or they wait
             error = f"{type(problem).__name__}: {problem}"
-        everyone = self.gather((error, sum(workers.values()), (self.host, port) if sends else None))
-        if problems := [problem for problem, _, _ in everyone if problem]:
+        per_rank = self.gather((error, sum(workers.values()), (self.host, port) if sends else None))
+        if problems := [problem for problem, _, _ in per_rank if problem]:
             raise RuntimeError(f"weight groups: {problems[0]}")
-        addresses = [address for _, _, address in everyone if address]
-        world = 1 + sum(count for _, count, _ in everyone)
+        addresses = [address for _, _, address in per_rank if address]
+        world = 1 + sum(count for _, count, _ in per_rank)
         answers: dict[str, list[dict[str, Any]]] = {}
         threads, first = [], 1
         for target in targets:

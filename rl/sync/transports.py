@@ -213,7 +213,7 @@ class IpcTransport:
         self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float
     ) -> dict[str, list[dict[str, Any]]]:
         shared: list[Shared] = []
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             described = []
             for bucket in buckets(weights, self.bucket_bytes):
@@ -226,7 +226,7 @@ class IpcTransport:
             answers = call_all(
                 targets, "terrella_load_shared", json.dumps(described), str(version), timeout_s=timeout_s
             )
-            self.took = {"pack": packed - begun, "load": time.monotonic() - packed}
+            self.took = {"pack": packed - start, "load": time.monotonic() - packed}
             return answers
         finally:
             for memory in shared:

@@ -112,9 +112,9 @@ class Judge:
         """Score the samples of one clip, but for those that the sampler lost."""
         sampled = [member for member in group if member.sample is not None]
         with self.one:
-            begun = time.monotonic()
+            start = time.monotonic()
             self._score(sampled)
-            self.seconds += time.monotonic() - begun
+            self.seconds += time.monotonic() - start
             self.pictures += len(sampled) * self.decoder.layout.horizon
 
     def _score(self, group: list[ImaginedClip]) -> None:

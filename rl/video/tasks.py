@@ -159,13 +159,13 @@ class VideoTasks(Tasks):
         judge.
         """
         valid = [(t.prompt_id, t.reward, t.info) for t in trajectories if not isinstance(t.reward, Invalid)]
-        everyone = [sample for part in gather(valid) for sample in part]
+        samples = [sample for part in gather(valid) for sample in part]
         judge, (seconds, pictures) = self.judge, (self.judge.seconds, self.judge.pictures)
         judge.seconds, judge.pictures = 0.0, 0
-        names = everyone[0][2] if everyone else ()
-        means = {f"clip/{name}": sum(float(info[name]) for _, _, info in everyone) / len(everyone) for name in names}
+        names = samples[0][2] if samples else ()
+        means = {f"clip/{name}": sum(float(info[name]) for _, _, info in samples) / len(samples) for name in names}
         speed = {"time/judge_s": seconds, "time/judged_frames_per_s": pictures / max(seconds, 1e-9)}
-        return means | room([(prompt, reward) for prompt, reward, _ in everyone]) | speed
+        return means | room([(prompt, reward) for prompt, reward, _ in samples]) | speed
 
     def progress(self, values: dict[str, Any]) -> str:
         return f"reward {values['reward/mean']:.4f}"

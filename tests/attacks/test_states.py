@@ -18,7 +18,14 @@ from terrella.launch import recipe as recipes
 from terrella.launch.job import Job
 from terrella.launch.settings.video import VideoReal2Sim
 from terrella.launch.stages.verbs import require_same_files
-from terrella.launch.stages.video_real2sim import FIRST, TRUTH, how_made, keep_truth, load_truth, require_made_so
+from terrella.launch.stages.video_real2sim import (
+    FIRST,
+    TRUTH,
+    keep_truth,
+    load_truth,
+    made_under,
+    require_same_conditions,
+)
 from terrella.launch.stages.video_tokenizer import STATE, keep, resume, settle_state
 from terrella.launch.worker import model_of
 from terrella.models.video.config import TokenizerConfig, TokenizerLoss
@@ -161,11 +168,11 @@ def test_what_the_simulator_showed_is_checked(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / FIRST, close=np.zeros((1, 2, 2, 3), np.uint8))
     rates = {"close/random": {"wins": 1, "judged": 1, "agree": 1}}
     made = VideoReal2Sim("video-real2sim", "sim", [], episodes=1, frames=4)
-    keep_truth(tmp_path, 1, rates, how_made(made, PLAIN))
+    keep_truth(tmp_path, 1, rates, made_under(made, PLAIN))
     kept = load_truth(str(tmp_path / TRUTH))
     assert kept["rates"] == rates
-    require_made_so(kept, made, PLAIN)
-    require_made_so({"episodes": 1}, made, Table(stride=3))  # of an earlier release
+    require_same_conditions(kept, made, PLAIN)
+    require_same_conditions({"episodes": 1}, made, Table(stride=3))  # of an earlier release
     for asked, table, key in (
         (replace(made, episodes=2), PLAIN, "episodes = 1"),
         (replace(made, frames=5), PLAIN, "frames_each = 4"),
@@ -173,7 +180,7 @@ def test_what_the_simulator_showed_is_checked(tmp_path: Path) -> None:
         (made, Table(stride=3), "table = .*'stride': 1"),
     ):
         with pytest.raises(ConfigError, match=f"was made with {key}"):
-            require_made_so(kept, asked, table)
+            require_same_conditions(kept, asked, table)
     whole = (tmp_path / TRUTH).read_text()
     (tmp_path / TRUTH).write_text(whole.replace('"wins": 1', '"wins": 0'))
     with pytest.raises(StorageError, match=r"truth\.json: damaged"):

@@ -19,8 +19,8 @@ from terrella.core.by_path import (
     OwnText,
     existing,
     file_digest,
-    imported_beside,
     load_object,
+    local_imports,
 )
 from terrella.core.errors import ConfigError
 
@@ -103,13 +103,13 @@ def test_modules_beside_a_file_are_found_without_running_them(tmp_path: Path) ->
     for name, source in sources.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(source)
-    found = imported_beside("my.py:f", tmp_path)
+    found = local_imports("my.py:f", tmp_path)
     assert found == {
         str(tmp_path / name): hashlib.sha256(source.encode()).hexdigest()
         for name, source in sources.items()
         if name != "my.py" and "unused" not in name
     }
-    assert imported_beside("json.decoder:JSONDecoder", tmp_path) == {}
+    assert local_imports("json.decoder:JSONDecoder", tmp_path) == {}
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,7 @@ def killed_for_others(folder: str, environment: dict[str, str]) -> dict[str, Any
 
     from terrella.rl.rollout.config import Vllm
     from terrella.rl.rollout.open import open_sampler
-    from terrella.rl.rollout.resample import make_or_remake
+    from terrella.rl.rollout.resample import make_with_republish
     from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
 
     os.environ |= environment
@@ -264,7 +264,7 @@ def killed_for_others(folder: str, environment: dict[str, str]) -> dict[str, Any
         calm = sampler.generate(asked)
         mesh.barrier()
         begun = time.monotonic()
-        made = make_or_remake(mesh, sampler, make, publish, "a step")
+        made = make_with_republish(mesh, sampler, make, publish, "a step")
         return {"same": made == calm, "sent": sent, "seconds": time.monotonic() - begun}
     finally:
         opened.close()

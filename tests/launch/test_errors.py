@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from terrella.core.errors import ProgramError, TerrellaError, WorkerError, describe_error, passing
+from terrella.core.errors import ProgramError, TerrellaError, WorkerError, describe_error, is_transient
 from terrella.launch import cli, supervise
 from terrella.launch.slurm.render import JOB_SHELL
 from terrella.models.families import read_hf_config
@@ -49,7 +49,7 @@ def test_which_errors_pass() -> None:
         RuntimeError("[gloo] Connection closed by peer"),
         RuntimeError("NCCL error"),
     ):
-        assert passing(error)
+        assert is_transient(error)
     for error in (
         KeyError("x"),
         TypeError("x"),
@@ -57,7 +57,7 @@ def test_which_errors_pass() -> None:
         AssertionError(),
         IndexError("x"),
     ):
-        assert not passing(error)
+        assert not is_transient(error)
     try:
         {}["x"]
     except KeyError as error:

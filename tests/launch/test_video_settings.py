@@ -220,7 +220,7 @@ def test_a_batch_that_cannot_be_dealt_evenly_is_refused_before_the_first_stage()
 
 
 def test_a_truth_of_other_trials_is_refused_before_the_first_stage(tmp_path: Path) -> None:
-    from terrella.launch.stages.video_real2sim import FIRST, TRUTH, check, how_made, keep_truth
+    from terrella.launch.stages.video_real2sim import FIRST, TRUTH, check, keep_truth, made_under
 
     tiny = recipe.load("video-tiny")
     env: Any = tiny.env
@@ -229,11 +229,11 @@ def test_a_truth_of_other_trials_is_refused_before_the_first_stage(tmp_path: Pat
     job: Any = SimpleNamespace(recipe=tiny)
     rates = {f"{t}/{p}": {"wins": 1, "judged": 1, "agree": 1} for t in stage.tasks for p in stage.policies}
     np.savez_compressed(tmp_path / FIRST, close=np.zeros((1, 2, 2, 3), np.uint8))
-    keep_truth(tmp_path, stage.episodes, rates, how_made(stage, env.table))
+    keep_truth(tmp_path, stage.episodes, rates, made_under(stage, env.table))
     check(stage, job)
     with pytest.raises(ConfigError, match=r"truth\.json was made with first_seed = "):
         check(replace(stage, first_seed=7), job)
-    keep_truth(tmp_path, stage.episodes, dict([*rates.items()][:-1]), how_made(stage, env.table))
+    keep_truth(tmp_path, stage.episodes, dict([*rates.items()][:-1]), made_under(stage, env.table))
     with pytest.raises(ConfigError, match=f"truth\\.json has no {[*rates][-1]}"):
         check(stage, job)
     (tmp_path / FIRST).unlink()

@@ -223,9 +223,9 @@ def test_interleaved_chunks_score_any_number_of_microbatches(count: int) -> None
 
 
 def test_gradients_are_reduced_while_others_are_computed_where_there_are_several_data_ranks() -> None:
-    assert not ParallelConfig().settled(1).overlap_grad_reduce
-    assert not ParallelConfig(tensor=2, pipeline=2).settled(4).overlap_grad_reduce
-    assert ParallelConfig(tensor=2).settled(4).overlap_grad_reduce
-    assert ParallelConfig(context=2).settled(2).overlap_grad_reduce
-    assert not ParallelConfig(cuda_graphs=True).settled(2).overlap_grad_reduce
-    assert ParallelConfig(overlap_grad_reduce=False).settled(2).overlap_grad_reduce is False
+    assert not ParallelConfig().resolved(1).overlap_grad_reduce
+    assert not ParallelConfig(tensor=2, pipeline=2).resolved(4).overlap_grad_reduce
+    assert ParallelConfig(tensor=2).resolved(4).overlap_grad_reduce
+    assert ParallelConfig(context=2).resolved(2).overlap_grad_reduce
+    assert not ParallelConfig(cuda_graphs=True).resolved(2).overlap_grad_reduce
+    assert ParallelConfig(overlap_grad_reduce=False).resolved(2).overlap_grad_reduce is False

@@ -12,7 +12,7 @@ from terrella.models.stand_in import write_byte_tokenizer
 from terrella.rl.agents.dynamics import question
 from terrella.rl.agents.episode import AgentEpisode
 from terrella.rl.chat import PLAIN, chat_of, first_ids, first_prompt, turns_of
-from terrella.rl.conversation import Conversation, Talk
+from terrella.rl.conversation import Conversation, Conversations
 from terrella.rl.language import prompt_ids
 from terrella.rl.own.config import DataEnvironment
 from terrella.rl.own.tasks import DataTasks
@@ -113,10 +113,10 @@ def test_lessons_rollouts_and_agents_begin_alike(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2+2?", "answer": "4"}) + "\n")
     tasks = DataTasks(DataEnvironment("data", train=OwnFile(tmp_path / "rows.jsonl")), None, base, None)
     ((lesson,),) = tasks.lessons(tasks.of("train"), "sft")
-    asked = tasks.talk.context(Conversation(None, 0, 0, ["2+2?"]))
+    asked = tasks.conversations.context(Conversation(None, 0, 0, ["2+2?"]))
     assert asked == tuple(base.hf.encode("2+2?")) and lesson.ids == (*asked, *base.encode("4"), base.eos_id)
     answered = Conversation(None, 0, 0, ["2+2?", "Sure?"], turns=[(asked, Sample((60, 2), (0.0, 0.0), "stop", 0))])
-    assert tasks.talk.context(answered) == (*asked, 60, 2, *base.encode("\nUser:\nSure?\nAgent:\n"))
+    assert tasks.conversations.context(answered) == (*asked, 60, 2, *base.encode("\nUser:\nSure?\nAgent:\n"))
     episode = AgentEpisode(load_tasks()["SimpleSokoban"], 123, 0, 0, base, PLAIN)
     for ids in (episode.context(), question(episode, episode.states[0], ["Up"])):
         assert ids is not None and ids[0] == 1 and ids.count(1) == 1
@@ -136,7 +136,7 @@ def test_several_turns_with_a_template_that_has_no_system_turn(tmp_path: Path) -
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | settings))
     tokenizer = HFTokenizer(tmp_path)
     assert turns_of(tokenizer) == (" [/INST]", "<|im_end|>[INST] ")
-    talk = Talk(Nothing(), tokenizer)
+    talk = Conversations(Nothing(), tokenizer)
     begin = talk.context(Conversation(None, 0, 0, ["2+2?"]))
     said = (*tokenizer.encode("4"), tokenizer.eos_id)
     again = talk.context(
@@ -153,10 +153,10 @@ def test_several_turns_with_a_template_that_has_no_system_turn(tmp_path: Path) -
 class Nothing:
     """A table that nobody plays at."""
 
-    def start_many(self, asked: object, spare: float) -> list:
+    def start_many(self, asked: object, max_invalid: float) -> list:
         return []
 
-    def answer_many(self, answers: object, spare: float) -> list:
+    def answer_many(self, answers: object, max_invalid: float) -> list:
         return []
 
 

@@ -11,7 +11,7 @@ import pytest
 from terrella.data.tokenizers import ByteTokenizer
 from terrella.data.trajectory import Invalid
 from terrella.launch import recipe
-from terrella.rl.conversation import Conversation, Talk
+from terrella.rl.conversation import Conversation, Conversations
 from terrella.rl.environment import End
 from terrella.rl.journal import Journal
 from terrella.rl.rollout.sampler import Sample, SamplingParams
@@ -77,10 +77,10 @@ class Table:
         self.turns: Counter[int] = Counter()
         self.calls: list[int] = []
 
-    def start_many(self, asked, spare):
+    def start_many(self, asked, max_invalid):
         return ["?" for _ in asked]
 
-    def answer_many(self, answers, spare):
+    def answer_many(self, answers, max_invalid):
         self.calls.append(len(answers))
         assert self.together or self.all_asked.wait(WAIT_S)
         self.turns.update(number for number, _ in answers)
@@ -105,7 +105,7 @@ def test_sampling_goes_on_while_a_table_works_and_faults_stay_with_their_own(tog
     stream = Stream(Counted(table, 6))
     asked = [Conversation("task", n, 0) for n in range(6)]
     try:
-        played = Talk(table, ByteTokenizer(), max_turns=5).converse(stream, asked, SamplingParams(2), 0)
+        played = Conversations(table, ByteTokenizer(), max_turns=5).converse(stream, asked, SamplingParams(2), 0)
     finally:
         stream.close()
     assert [t.prompt_id for t in played] == [*range(6)]

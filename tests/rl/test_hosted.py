@@ -254,8 +254,8 @@ def test_calls_that_cannot_mend_what_is_lost_are_not_made(folder: Path) -> None:
     answers = ["raises", "raises", "fine", "exits", "fine", "exits", "fine"]
     rows = (["p"] * len(answers), answers, [{}] * len(answers))
     with Host("rewards.py:score", folder, 20.0) as host:
-        for spare, judged in ((0, 4), (2, 4), (3, 6), (4, 7)):  # a fault that costs nothing ends nothing
-            given = [end.reward for end in host.score(*rows, spare)]
+        for max_invalid, judged in ((0, 4), (2, 4), (3, 6), (4, 7)):  # a fault that costs nothing ends nothing
+            given = [end.reward for end in host.score(*rows, max_invalid)]
             left = [isinstance(reward, Invalid) and reward.reason.startswith("not judged") for reward in given]
             assert left == [False] * judged + [True] * (len(answers) - judged), given
             assert [reward for reward in given[:judged] if reward == 0.5] == [0.5] * answers[:judged].count("fine")

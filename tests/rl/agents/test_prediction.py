@@ -22,7 +22,7 @@ from terrella.launch import recipe
 from terrella.launch.commands.check_recipe import look
 from terrella.rl.agents.config import TransitionsEnvironment, WorldsEnvironment
 from terrella.rl.agents.dynamics import LOST, ON, WON, answer, read
-from terrella.rl.agents.prediction import ForetellingEpisode, Transition, TransitionTasks, compared
+from terrella.rl.agents.prediction import PredictionEpisode, Transition, TransitionTasks, compared
 from terrella.rl.agents.tasks import WorldTasks
 from terrella.rl.language_tasks import Made
 from terrella.rl.rollout.sampler import Sample
@@ -46,7 +46,7 @@ WORLDS = WorldsEnvironment(kind="worlds", tags=["OpenSokoban"], teaches="transit
 def test_only_what_followed_is_paid(said: str, cells: list[float | None]) -> None:
     task = Transition(tuple(TOKENIZER.encode("#P_\nRight\n")), "#P_", answer("#_P", -0.1, ON))
     assert compared(task, read(said)) == cells
-    episode = ForetellingEpisode(task, 0, 0, TOKENIZER)
+    episode = PredictionEpisode(task, 0, 0, TOKENIZER)
     ids = (*TOKENIZER.encode(said), TOKENIZER.eos_id)
     assert episode.context() == task.asked
     episode.receive(Sample(ids, (0.0,) * len(ids), "stop", 0))

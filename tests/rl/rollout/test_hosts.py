@@ -84,12 +84,12 @@ def test_what_a_server_takes_follows_whether_its_gpus_are_its_own() -> None:
     assert own_gpus(["1", "2,3"], ["0"]) and own_gpus(["4"], ["0", "1"])
     assert not own_gpus(["0", "1"], ["0"]) and not own_gpus(["1,2"], ["0", "2"])
     assert not own_gpus([""], ["0"])  # as the trainer sees them
-    own, shared = Vllm(devices=["1"]).settled(True, cuda=True), Vllm().settled(False, cuda=True)
+    own, shared = Vllm(devices=["1"]).resolved(True, cuda=True), Vllm().resolved(False, cuda=True)
     assert (own.gpu_memory, own.max_sequences, own.backend) == (0.9, 1024, "nccl")
     assert (shared.gpu_memory, shared.max_sequences, shared.backend) == (0.5, 256, "gloo")
-    assert Vllm(devices=["1"]).settled(True, cuda=False).backend == "gloo"  # a trainer without a GPU
+    assert Vllm(devices=["1"]).resolved(True, cuda=False).backend == "gloo"  # a trainer without a GPU
     given = Vllm(gpu_memory=0.3, max_sequences=8, backend="gloo")
-    assert given.settled(True, cuda=True) == given
+    assert given.resolved(True, cuda=True) == given
     for share, requests in ((0.0, 1), (1.5, 1), (0.5, 0)):
         with pytest.raises(ValueError, match="gpu_memory"):
             Vllm(gpu_memory=share, max_sequences=requests)

@@ -136,14 +136,14 @@ def test_a_target_lost_while_it_is_sent_to_is_mended_before_the_next_attempt(mom
         if lost and not mended:
             raise ConnectionResetError("the server is gone")
 
-    def mend() -> None:
+    def revive() -> None:
         if lost and not mended:
             mended.append(True)
             transport.close()
 
     engine.call = lambda method, *args, timeout_s: fails(method) or call(method, *args, timeout_s=timeout_s)
     engine.accept = lambda version, timeout_s: (version is not None and fails("accept")) or accept(version, timeout_s)
-    report = publish(transport, [engine], lambda: WEIGHTS.items(), 3, timeout_s=5, mend=mend)
+    report = publish(transport, [engine], lambda: WEIGHTS.items(), 3, timeout_s=5, revive=revive)
     assert report.attempts == 2 and lost == [moment] and holds(engine) and engine.version == 3
 
 
