@@ -80,9 +80,9 @@ def evaluate(
 
     path = Path(model)
     folder = model_folder(path) if path.exists() else model
-    rows = {} if data is None else {"env.test": str(Path(data).absolute())}
     trained = path.exists() and (path / "config.yaml").is_file()
     own = _as_evaluated(path, data, reward, env, template) if trained else {}
+    rows = {} if data is None or "env" in own else {"env.test": str(Path(data).absolute())}
     given = {**rows, **(overrides or {})}
     recipe, settings = _resolved(EVALUATION, given, reward, env, model=folder, template=template)
     settings = (*as_settings(own), *settings)
@@ -107,21 +107,31 @@ def _as_evaluated(run: Path, data: Any, reward: Any, env: Any, template: Any) ->
     own = stage.get("env") or config.get("env") or {}
     if env is not None or own.get("kind") not in ("data", "path") or (own["kind"] == "path" and (data or reward)):
         return asked
-    own = {**own, **({"reward": None} if reward else {})}
-    if data:  # beside rows that it was trained on it shows which of the others are among them
-        row_file = own["train"]
+    envs = [s.get("env") or config.get("env") or {} for s in config["stages"] if s["kind"] in ("sft", "rl")]
+    # whose training rows are set beside those that are asked
+    trained = dict(next((e for e in reversed(envs) if e.get("kind") == own["kind"] == "data"), own))
+    left_out = [name for name, given in (("reward", reward), ("template", template)) if given]
+    left_out += ["train", "test", "hold_out_every"] if data else []
+    over = {key: value for key, value in own.items() if value != trained.get(key) and key not in left_out}
+    trained |= {"reward": None} if reward else {}
+    held_out = trained.get("test") is None
+    if data:
+        row_file = trained["train"]
         kept = row_file and Path(row_file).exists() and template is None
         known = (read_json(run / ROWS) or {}).get(row_file) if kept else None
-        own |= {"train": row_file if known and known == rows_digest(Path(row_file)) else None, "test": None}
+        trained |= {"train": row_file if known and known == rows_digest(Path(row_file)) else None, "test": None}
     try:
-        kind: Any = EnvironmentSettings
-        settings = schema.build(kind, schema.located(own, str(run / "config.yaml")), "env")
-        if isinstance(settings, DataEnvironment) and isinstance(settings.reward, ByPath):
-            require_same_file(settings.reward.path, Path(), settings.reward.digest)
-        require_same_files(settings, Run(run, ""))
+        for plain in (trained, {**trained, **over}):
+            kind: Any = EnvironmentSettings
+            settings = schema.build(kind, schema.located(plain, str(run / "config.yaml")), "env")
+            if isinstance(settings, DataEnvironment) and isinstance(settings.reward, ByPath):
+                require_same_file(settings.reward.path, Path(), settings.reward.digest)
+            require_same_files(settings, Run(run, ""))
     except ConfigError as error:
         raise ConfigError(f"{error}; to score by others give data or reward (--data, --reward)") from error
-    return {"env": own, **asked}
+    if data:  # what the run held out of its rows stays held out, so the rows asked do not take its place
+        (over if trained["train"] and held_out else trained)["test"] = str(Path(data).absolute())
+    return {"env": trained, **({"stages.evaluate.env": over} if over else {}), **asked}
 
 
 def _resolved(

@@ -76,10 +76,12 @@ def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
     longer = [name for name, steps in after.items() if before.get(name) != steps]
     for name in longer:
         outcome = read_json(folder / "stages" / f"{name}.json") or {}
-        trained = outcome.get("steps", 0)
+        saved = (int(step.name[5:]) for step in (folder / "checkpoints" / name).glob("step-??????"))
+        trained = outcome["steps"] if "steps" in outcome else max(saved, default=0)
         if (after[name] or 0) < trained:
             raise ConfigError(
-                f"--steps: stage '{name}' of {folder} has {trained} steps already, more than {after[name]}"
+                f"--steps: stage '{name}' of {folder} has {trained} steps already, more than {after[name]}; give a "
+                f"larger number to go on, such as --steps {name}={2 * trained}, or another --run folder to begin anew"
             )
         if outcome.get("exploited"):
             raise ConfigError(

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, RolloutError, TerrellaError
 from ...core.files import write_atomic, write_json
 from ...core.progress import Progress
 
@@ -153,8 +154,7 @@ def evaluate(ctx: click.Context, world: str, model: Path, out: Path | None, url:
         raise ConfigError(f"--out {out}: {out.parent} is no folder")
     if world == "rows":
         table = _evaluate_rows(ctx, model, options)
-        if out:
-            write_json(out, table)
+        _keep(table, out)
         return
     key, temperatures = os.environ.get("TERRELLA_API_KEY", ""), options["temperatures"]
     if len(temperatures) > 1 and (world in DOMAINS or url):
@@ -174,8 +174,16 @@ def evaluate(ctx: click.Context, world: str, model: Path, out: Path | None, url:
     else:
         table = _evaluate_grid(world, model, _asked(Rooms, options), options["drift"], temperatures or (0.0, 1.0))
     show(table)
+    _keep(table, out)
+
+
+def _keep(table: dict[str, Any], out: Path | None) -> None:
+    """Write a table where it is asked for; one without a single valid result of a model is an error all the same."""
     if out:
         write_json(out, table)
+    asked = {row["name"]: row["cells"] for row in table["rows"] if row["kind"] == "model"}
+    if asked and not any(cell["n"] for cells in asked.values() for cell in cells):
+        raise RolloutError(f"{', '.join(asked)}: no result is valid. {table.get('invalid', table['note'])}")
 
 
 OF_ROWS = ("n", "samples", "temperatures", "max_new_tokens")
@@ -193,7 +201,13 @@ def _evaluate_rows(ctx: click.Context, model: Path, options: dict[str, Any]) -> 
     if other:
         raise ConfigError(f"{other[0]}: is no option of `terrella eval rows`")
     asked = {f"stages.evaluate.{name}": options[name] for name in OF_ROWS if name in given}
-    return on_rows(model, **own, overrides=asked)
+    try:
+        return on_rows(model, **own, overrides=asked)
+    except TerrellaError as error:
+        options = {param.name: param.opts[0] for param in ctx.command.params}
+        settings = rf"(?:--set )?\bstages\.evaluate\.({'|'.join(OF_ROWS)})\b"
+        error.args = (re.sub(settings, lambda found: options[found[1]], str(error)),)  # as they are given here
+        raise
 
 
 @click.command()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ...core.batch import PackedBatch
 from ...core.engine import Engine
+from ...core.errors import ConfigError
 from ...core.files import make_folder, write_json
 from ...core.progress import Progress
 from ...core.rng import fold
@@ -44,14 +45,27 @@ def check(stage: Score, job: Job) -> None:
 
 
 def _trained_on(stage: Score, job: Job, tasks: Tasks, asked: Sequence[Any]) -> list[Any]:
-    """Those of the tasks asked that the user's own task has among its training tasks too. An environment that nothing
-    is trained in need not have any.
+    """Those of the tasks asked that are among the training tasks of the user's own, as the stages that train have
+    them: this stage's environment may hold out others. Where nothing is trained, only rows name what was.
     """
-    env = stage.env or job.recipe.env
-    trains = any(isinstance(other, Tune | Reinforce) for other in job.recipe.stages)
-    if isinstance(env, DataEnvironment) or (isinstance(env, OwnEnvironment) and trains):
-        return shared_tasks(tasks.of("train"), asked)
-    return []
+    own, stages = stage.env or job.recipe.env, job.recipe.stages
+    if not isinstance(own, DataEnvironment | OwnEnvironment):
+        return []
+    if any(isinstance(other, Tune | Reinforce) for other in stages):
+        envs = [other.env or job.recipe.env for other in stages if isinstance(other, Collect | Tune | Reinforce)]
+    else:
+        envs = [job.recipe.env] if isinstance(own, DataEnvironment) else []
+    trained, seen = list[Any](), list[Any]()
+    for env in envs:
+        if isinstance(env, DataEnvironment) and isinstance(own, DataEnvironment):  # asked as these are
+            env = replace(own, train=env.train, test=env.test, hold_out_every=env.hold_out_every)
+        if type(env) is not type(own) or env in seen:
+            continue
+        seen.append(env)
+        with suppress(ConfigError):  # of other rows, which cannot be asked as these are
+            with nullcontext(tasks) if env == own else environment(replace(stage, env=env), job) as others:
+                trained += others.of("train")
+    return shared_tasks(trained, asked)
 
 
 def run(stage: Score, job: Job) -> dict[str, Any]:

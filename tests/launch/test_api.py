@@ -7,13 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 import terrella
 from terrella.core import run as runs
 from terrella.core.errors import ConfigError
 from terrella.launch import api, recipe
+from terrella.launch.commands.check_recipe import alone
 from terrella.launch.stages.eval import _trained_on
-from terrella.launch.stages.verbs import require_same_files
+from terrella.launch.stages.verbs import environment, require_same_files
 from terrella.rl.own.config import DataEnvironment, OwnEnvironment
 
 SETTINGS = ("seed=7", "precision.params=fp32", "stages.evaluate.n=300", "stages.evaluate.max_new_tokens=4")
@@ -25,7 +27,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text("def score(prompt, answer, info):\n    return 1.0\n")
     for name in ("rows.jsonl", "others.jsonl"):
-        (tmp_path / name).write_text('{"question": "1+1", "answer": 2}\n' * 20)
+        (tmp_path / name).write_text("".join(f'{{"question": "{n}+{n}", "answer": {2 * n}}}\n' for n in range(20)))
     words = {"env.train": "rows.jsonl", "env.reward": "my.py:score", "env.template": "😀{{ question }}="}
     words = {key: value if key == "env.template" else str(tmp_path / value) for key, value in words.items()}
     given = tuple(f'{key}="{value}"' for key, value in words.items())
@@ -57,14 +59,28 @@ def test_a_run_is_asked_as_it_evaluated_itself(run: Path, asked: list[recipe.Rec
     terrella.evaluate("run")
     terrella.evaluate(run, data="others.jsonl", overrides={"stages.evaluate.n": 5})
     terrella.evaluate(run, data="others.jsonl", reward="exact", template="{{ question }}?")
-    own, others, exact = asked
     stages = [config.stages[1] for config in asked]
+    envs = [stage.env or config.env for stage, config in zip(stages, asked, strict=True)]
     assert [(s.n, s.max_new_tokens) for s in stages] == [(300, 4), (5, 4), (300, 4)]
     assert all((config.seed, config.precision.params) == (7, "fp32") for config in asked)
-    assert own.env.template == others.env.template == "😀{{ question }}=" and exact.env.template == "{{ question }}?"
-    assert own.env.reward == others.env.reward and exact.env.reward == "exact"
+    assert [env.template for env in envs] == ["😀{{ question }}="] * 2 + ["{{ question }}?"]
+    assert envs[0].reward == envs[1].reward and envs[2].reward == "exact"
     assert [str(config.env.train) for config in asked] == [str(run.parent / "rows.jsonl")] * 2 + ["None"]
-    assert str(others.env.test) == str(run.parent / "others.jsonl")
+    assert [env.test for env in envs] == [None, *[str(run.parent / "others.jsonl")] * 2]
+
+
+def test_rows_that_a_run_held_out_are_not_among_those_it_was_trained_on(run: Path, asked: list[recipe.Recipe]) -> None:
+    """Asked by itself or with its file given, and where other rows are tested on by a stage of their own."""
+    plain = yaml.safe_load((run / "config.yaml").read_text())
+    scored = next(stage for stage in plain["stages"] if stage["kind"] == "eval")
+    for other in (None, plain["env"] | {"test": str(run.parent / "others.jsonl")}):
+        scored["env"] = other
+        (run / "config.yaml").write_text(yaml.safe_dump(plain))
+        terrella.evaluate(run, data="rows.jsonl")
+        stage, job = asked[-1].stages[1], alone(asked[-1], run.parent / "scored")
+        with environment(stage, job) as tasks:
+            rows = tasks.of("test")
+            assert (len(rows), len(_trained_on(stage, job, tasks, rows))) == (20, 18)
 
 
 def test_what_has_changed_since_is_refused_unless_other_is_given(run: Path, asked: list[recipe.Recipe]) -> None:
@@ -85,6 +101,6 @@ def test_training_tasks_are_asked_for_only_where_something_is_trained() -> None:
     stage: Any = SimpleNamespace(env=OwnEnvironment("my.py:Echo"))
     start, tuned = (next(s for s in recipe.load("sft").stages if s.kind == kind) for kind in ("start", "sft"))
     for stages, found in (((start,), []), ((start, tuned), ["b"])):
-        job: Any = SimpleNamespace(recipe=SimpleNamespace(env=None, stages=stages))
+        job: Any = SimpleNamespace(recipe=SimpleNamespace(env=stage.env, stages=stages))
         assert _trained_on(stage, job, tasks, ["b", "c"]) == found
     assert asked == ["train"]

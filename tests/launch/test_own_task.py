@@ -198,14 +198,14 @@ def test_grpo_from_the_command_line(place: Path) -> None:
     assert beside.returncode == 2 and f"{place / 'grading.py'}: has changed since this run was started" in beside.stderr
     assert (run / "report.html").exists() and not (run / "set-aside").exists()  # nothing was moved for it
 
-    # the run's own template, reward, stop ids and length of answers; these rows are not new
-    (place / "others.jsonl").write_text("".join(ROWS.splitlines(keepends=True)[:3]))
+    # the run's own template, reward, stop ids and length of answers; of these rows the last was held out
+    (place / "others.jsonl").write_text("".join(ROWS.splitlines(keepends=True)[7:]))
     done = terrella(place, "eval", "rows", "--model", "runs/grpo", "--data", "others.jsonl", "--out", "others.json")
     assert done.returncode == 0, done.stdout + done.stderr
     table = json.loads((place / "others.json").read_text())
     trivial = {"empty answer": "baseline", "most common answer": "baseline"}
     assert rows_of(table) == {**trivial, "model": "model", "demonstrations": "ceiling"}
-    assert "test tasks are among those to train on" in done.stdout and "3 of the tasks are among" in done.stdout
+    assert "2 of 3 test tasks are among those to train on" in done.stdout and "2 of the tasks are among" in done.stdout
     assert {row["name"]: row["cells"][0]["value"] for row in table["rows"]}["demonstrations"] == 1.0
     assert all(row["cells"][0]["n"] == 3 for row in table["rows"])
 
@@ -229,6 +229,17 @@ def test_sft_on_an_environment_from_python(place: Path) -> None:
     assert f"MADE runs/sft runs/sft/export {names} sft" in done.stdout
     # one epoch over six tasks
     assert json.loads((place / "runs" / "sft" / "stages" / "sft.json").read_text())["steps"] == 1
+
+
+def test_an_evaluation_without_a_valid_result_is_an_error_and_names_options(place: Path) -> None:
+    (place / "worse.py").write_text(WORSE)
+    words = ["eval", "rows", "--model", "tiny", "--data", "rows.jsonl", "--template", "{{ question }}="]
+    words += ["--reward", "worse.py:raises", "--out", "none.json"]
+    done = terrella(place, *words, "--max-new-tokens", "4")
+    assert done.returncode == 9 and "error: model: no result is valid. " in done.stderr, done.stdout + done.stderr
+    assert "ZeroDivisionError" in done.stderr and json.loads((place / "none.json").read_text())["invalid"]
+    done = terrella(place, *words, "--max-new-tokens", "400")
+    assert done.returncode == 2 and "with --max-new-tokens = 400 exceed" in done.stderr, done.stdout + done.stderr
 
 
 @pytest.mark.full
