@@ -74,9 +74,9 @@ def interfaces(repeats: int) -> Iterator[Figure]:
     """Sokoban through the interfaces to other trainers, where they are installed; over OpenEnv and verifiers, both
     sides together.
     """
-    from ..rl.exchange.named_worlds import Play, find_offer
+    from ..rl.exchange.named_worlds import Play, find_world
 
-    offer, words = find_offer("SimpleSokoban"), random.Random(0).choices(("Up", "Down", "Left", "Right"), k=300)
+    named, words = find_world("SimpleSokoban"), random.Random(0).choices(("Up", "Down", "Left", "Right"), k=300)
 
     def played(reset: Callable[[], object], step: Callable[[str], bool]) -> Callable[[], int]:
         def run() -> int:
@@ -88,13 +88,13 @@ def interfaces(repeats: int) -> Iterator[Figure]:
 
         return run
 
-    play = Play(offer)
+    play = Play(named)
     run = played(lambda: play.reset(123), lambda w: play.step(w).done)
     yield Figure("SimpleSokoban", "terrella play", "steps", _measure(run, repeats), "1/s")
     if importlib.util.find_spec("gymnasium"):
         from ..rl.exchange.to_gymnasium import WorldEnv
 
-        env = WorldEnv(offer)
+        env = WorldEnv(named)
         run = played(lambda: env.reset(seed=123), lambda w: any(env.step(w)[2:4]))
         yield Figure("SimpleSokoban", "terrella gymnasium", "steps", _measure(run, repeats), "1/s")
     if importlib.util.find_spec("openenv"):
@@ -104,7 +104,7 @@ def interfaces(repeats: int) -> Iterator[Figure]:
         from ..rl.exchange.to_openenv import app_of
 
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            server = uvicorn.Server(uvicorn.Config(app_of(offer), log_level="warning"))
+            server = uvicorn.Server(uvicorn.Config(app_of(named), log_level="warning"))
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
             thread.start()
             client = OpenEnvEnvironment(f"http://127.0.0.1:{listening.getsockname()[1]}")

@@ -37,8 +37,8 @@ from .files import (
     make_folder,
     read_json,
     save_tensors,
-    settle,
     storage_errors,
+    sync_files,
     sync_folder,
     write_json,
 )
@@ -147,7 +147,7 @@ def write_shard(
     """Write one file of tensors and flush it to disk; returns its size and digest under its name, for the manifest."""
     path = folder / f"{prefix}_{number:05d}.safetensors"
     save_tensors(path, tensors, {"entries": json.dumps([asdict(e) for e in entries])})
-    settle(path)
+    sync_files(path)
     return {path.name: {"bytes": path.stat().st_size, "xxh3": file_digest(path)}}
 
 

@@ -35,7 +35,7 @@ class ParallelConfig:
     # on a GPU: layers are replayed as graphs once a microbatch's shape has come back; for small models
     cuda_graphs: bool = False
     timeout_minutes: float = 10.0  # of every collective
-    gone: ClassVar[dict[str, Any]] = {"overlap_grad_reduce": False}  # the default of earlier releases
+    earlier_defaults: ClassVar[dict[str, Any]] = {"overlap_grad_reduce": False}  # the default of earlier releases
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "virtual_pipeline", "context", "expert"):

@@ -135,7 +135,7 @@ class Engine:
         self._uncast = True  # weights have changed since the fp8 copies of them were made
         self._profiler = profile.claim(dist.get_rank()) if optimizer is not None else None
 
-    def _settle(self) -> None:
+    def _wait_for_weights(self) -> None:
         """Wait for updated weights; everything that reads parameters begins with this, or it would see old ones."""
         from .mcore import optimizer as adam
 
@@ -148,7 +148,7 @@ class Engine:
         Without such copies the layers wait themselves for weights that are still on their way.
         """
         if self.precision.own_fp8 or self.parallel.cuda_graphs:
-            self._settle()
+            self._wait_for_weights()
         if self._uncast and self.precision.own_fp8:
             for chunk in self.chunks:
                 chunk.cast_weights()  # type: ignore[operator]
@@ -363,7 +363,7 @@ class Engine:
         """
         from .mcore import offload
 
-        self._settle()
+        self._wait_for_weights()
         for chunk in self.chunks:
             graphs: Any = getattr(chunk, "graphs", None)
             if graphs is not None:
@@ -391,7 +391,7 @@ class Engine:
         """This rank's parts with their global names and shards."""
         from .mcore import params
 
-        self._settle()
+        self._wait_for_weights()
         return params.named_parameters(self.chunks)
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, and operating-system errors turned into messages with a remedy."""
+"""Files that are complete or absent: atomic writes, and operating-system errors as messages with a remedy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> Path:
-    """Create a folder and its parents, or say plainly why not."""
+    """Create a folder and its parents; a failure is a StorageError that says why."""
     with storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
@@ -74,10 +74,9 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def settle(path: Path) -> None:
-    """Force a finished file, or all files of a folder, to disk, and let the umask alone say who may read them.
-
-    safetensors writes through temporary files, which their owner alone may read.
+def sync_files(path: Path) -> None:
+    """Force a finished file, or all files of a folder, to disk, and set their permissions by the umask: safetensors
+    writes through temporary files that only their owner may read.
     """
     with storage_errors(path):
         for file in [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]:
@@ -96,10 +95,10 @@ def whole_folder(out: Path) -> Iterator[Path]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: is not empty; choose another folder")
     partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a start that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a start that was killed
     try:
         yield make_folder(partial)
-        settle(partial)
+        sync_files(partial)
         with storage_errors(out):
             os.replace(partial, out)  # an empty folder may be there
             sync_folder(out.parent)
@@ -108,21 +107,21 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file; a full disk is named like any other error of the file system."""
+    """Write a safetensors file; a full disk is reported like any other file system error."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with storage_errors(path):
         try:
             save_file(dict(tensors), path, metadata)
-        except SafetensorError as error:  # its own kind for a full disk; the message holds the operating system's
+        except SafetensorError as error:  # what safetensors raises for a full disk
             raise StorageError(
                 f"{path}: {error}: free space or choose another folder, then run the same command again"
             ) from error
 
 
 def load_tensors(path: Path) -> dict[str, Any]:
-    """All tensors of a safetensors file; one that is not whole is a StorageError."""
+    """All tensors of a safetensors file; a damaged or truncated one is a StorageError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -160,7 +159,7 @@ def read_json(path: Path, default: Any = None) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return default
-    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits, and of deep nesting
+    except (ValueError, RecursionError) as error:  # also for huge numbers and deep nesting
         raise StorageError(f"{path}: not a JSON file ({error}); move it away and run the same command again") from error
 
 
@@ -173,7 +172,7 @@ def parse_json(text: str, **options: Any) -> Any:
 
 
 def json_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(number from 1, line) of JSON lines, empty ones left out. A line feed alone ends a line: strings may hold
-    U+2028 and its like.
+    """(number from 1, line) of a JSON-lines text, without empty lines. Only a line feed ends a line: strings may hold
+    U+2028 and the like.
     """
     return ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())

@@ -30,14 +30,14 @@ class MetricsFile:
         path: Path,
         guard: Callable[[], None] = lambda: None,
         sinks: Sequence[Sink] = (),
-        beside: Callable[[], Mapping[str, Any]] = dict,
+        extra: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.path, self.guard, self.sinks = path, guard, sinks
-        self.beside = beside  # `time/` values of the moment that go into every row
+        self.extra = extra  # `time/` values of the moment that go into every row
 
     def append(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         """Write one row and force it to disk."""
-        values = {**values, **self.beside()}
+        values = {**values, **self.extra()}
         line = json.dumps({"stage": stage, "step": step, **{k: _checked(v) for k, v in values.items()}})
         with storage_errors(self.path), open(self.path, "a", encoding="utf-8") as stream:
             # once open: a successor puts a new file in this one's place, and what is still written here goes nowhere

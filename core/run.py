@@ -39,14 +39,14 @@ class Run:
     path: Path
     token: str
     sinks: tuple[Sink, ...] = ()
-    beside: Callable[[], Mapping[str, Any]] = dict  # see MetricsFile
+    extra: Callable[[], Mapping[str, Any]] = dict  # see MetricsFile
 
     def guard(self) -> None:
         leases.require(self.path, self.token)
 
     @property
     def metrics(self) -> MetricsFile:
-        return MetricsFile(self.path / "metrics.jsonl", self.guard, self.sinks, self.beside)
+        return MetricsFile(self.path / "metrics.jsonl", self.guard, self.sinks, self.extra)
 
     def outcome(self, stage: str) -> dict[str, Any] | None:
         """What a finished stage left, or None when it has not finished."""

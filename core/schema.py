@@ -5,8 +5,8 @@ dict[str, X], nested dataclasses, and unions of dataclasses that each have a fie
 brings (core/by_path.py) is a `ByPath`, written as text, or a section of such a union whose kind holds a colon; its file
 is hashed here, where an error knows its line. No number may be NaN or infinite, and none negative but those that a
 dataclass names in `signed: ClassVar[tuple[str, ...]]`. Other range rules live in its `__post_init__`, which raises
-ValueError("key: what is wrong"). Settings that earlier releases had are in `gone: ClassVar[dict]` with the value that
-says nothing: at that value they are passed over. One that is still there had that default: runs begun with it go on.
+ValueError("key: what is wrong"). `earlier_defaults: ClassVar[dict]` holds defaults of earlier releases: a removed
+setting is ignored at that value, and a run that was started with a changed default can be resumed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ MOST_CHARACTERS, MOST_VALUES, DEEPEST = 1_000_000, 50_000, 64  # of a YAML file
 
 @dataclasses.dataclass
 class Located:
-    """A YAML value that remembers where it stood."""
+    """A YAML value and its position in the file."""
 
     value: Any  # scalar, list[Located] or dict[str, Located]
     where: str
-    folder: Path = Path()  # of its file: what a user's own files are relative to; the current one for an override
+    folder: Path = Path()  # of the file (for an override: the current one); a user's own files are relative to it
 
 
 def plain(tree: Located) -> Any:
@@ -52,9 +52,7 @@ def plain(tree: Located) -> Any:
 
 
 class _Reader:
-    """Builds located values from YAML nodes, within limits: a few aliases can stand for more values than memory
-    holds.
-    """
+    """Builds located values from YAML nodes, with limits: a few aliases can expand to more values than memory holds."""
 
     def __init__(self, loader: yaml.SafeLoader, source: str, folder: Path) -> None:
         self.loader, self.source, self.folder, self.left = loader, source, folder, MOST_VALUES
@@ -90,7 +88,7 @@ class _Reader:
         return Located(self.scalar(node), where, self.folder)
 
     def scalar(self, node: yaml.Node) -> Any:
-        """A plain value; a date or a number that is none, or of no use to anyone, is named."""
+        """A plain value; an invalid date or number, or an unusable one, is an error."""
         if not isinstance(node, yaml.ScalarNode):
             raise ConfigError(f"{self.where(node)}: a key must be text, not a list or a section")
         try:
@@ -118,7 +116,7 @@ def parse_yaml(text: str, source: str, folder: Path = Path()) -> Located:
         raise ConfigError(f"{source}: {len(text)} characters; a recipe has at most {MOST_CHARACTERS}")
     if (
         max(accumulate(1 if mark in "[{" else -1 for mark in re.findall(r"[][{}]", text)), default=0) > 2 * DEEPEST
-    ):  # the parser is slow here
+    ):  # the parser is slow on deep nesting
         raise ConfigError(f"{source}: nested more than {DEEPEST} levels deep; no recipe needs that")
     try:
         loader = yaml.SafeLoader(text)
@@ -137,8 +135,8 @@ def parse_yaml(text: str, source: str, folder: Path = Path()) -> Located:
 
 
 def apply_override(tree: Located, setting: str) -> None:
-    """Write one `a.b.c=value` into the tree; the value is read as YAML. A null for a named section of a list takes it
-    out, as in a file with a base."""
+    """Write one `a.b.c=value` into the tree; the value is read as YAML. A null removes a named section of a list, as
+    in a file with a base."""
     path, sep, raw = setting.partition("=")
     where = f"--set {setting}"
     if not sep or not path.strip():
@@ -160,9 +158,9 @@ def apply_override(tree: Located, setting: str) -> None:
 
 
 def merge(base: Located, over: Located) -> Located:
-    """The base with the other's keys laid over it, every value keeping the place it came from. Sections merge key by
-    key. Over a list of named sections a section may be laid whose keys are their names: a null takes one out, and `*`
-    stands for all that have the key."""
+    """The base with the other's keys merged over it; every value keeps its position. Sections merge key by key. A list
+    of named sections can be merged with a section whose keys are their names: null removes one, and `*` means all that
+    have the key."""
     if isinstance(base.value, list) and isinstance(over.value, dict):
         return _merge_named(base, over)
     if not isinstance(base.value, dict) or not isinstance(over.value, dict) or _kind(over) not in (None, _kind(base)):
@@ -212,7 +210,7 @@ def _child(node: Located, part: str, where: str) -> Located:
 
 
 def _index(node: Located, part: str, where: str) -> int:
-    """Where in a list: by number, or by name in a list of named sections."""
+    """The index of a list item, given by number or, in a list of named sections, by name."""
     if part.isdecimal() and len(part) < 10 and int(part) < len(node.value):
         return int(part)
     names = [_name(c) for c in node.value]
@@ -235,7 +233,7 @@ def _relabel(item: Located, where: str) -> Located:
 
 
 def located(value: Any, where: str) -> Located:
-    """Plain values as a parsed tree has them, all of one place."""
+    """Plain values as a parsed tree would hold them, all with the same position."""
     if isinstance(value, dict):
         return Located({name: located(child, where) for name, child in value.items()}, where)
     return Located([located(child, where) for child in value] if isinstance(value, list) else value, where)
@@ -262,7 +260,7 @@ def _build(kind: Any, item: Located, key: str) -> Any:
             return None
         choices = [option for option in options if option is not type(None)]
         own = [option for option in choices if _is_own(option)]
-        # with a colon it is the user's, without one it is a name of ours
+        # with a colon it is the user's own, without one a built-in name
         if own and len(choices) > 1 and isinstance(item.value, str):
             if item.value.endswith(".py"):
                 raise ConfigError(
@@ -321,7 +319,7 @@ def _build(kind: Any, item: Located, key: str) -> Any:
 
 
 def _by_kind(choices: list[Any], item: Located, key: str) -> Any:
-    """Sections that come in several kinds tell themselves apart by their `kind` key."""
+    """Choose the dataclass of a section by its `kind` key."""
     kinds = {typing.get_args(_hints(choice)["kind"])[0]: choice for choice in choices}
     if not isinstance(item.value, dict) or "kind" not in item.value:
         raise ConfigError(f"{item.where}: {key} needs a key 'kind': one of {', '.join(kinds)}")
@@ -340,13 +338,11 @@ def _is_own(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, by_path.ByPath)
 
 
-_TEXT_FILE = re.compile(r"[^\s{}]+\.(jinja|jinja2|j2|txt|md)")  # a path, and no text that a model is told
+_TEXT_FILE = re.compile(r"[^\s{}]+\.(jinja|jinja2|j2|txt|md)")  # a path, not a prompt text
 
 
 def _own_file(kind: Any, value: str, item: Located, key: str) -> str:
-    """A file by its whole path, or its text. One that is not beside the recipe is looked for from the current
-    folder.
-    """
+    """A file's absolute path, or its text. A file that is not beside the recipe is looked for in the current folder."""
     path = by_path.existing(value, item.folder)
     if path is None and kind is by_path.OwnText and _TEXT_FILE.fullmatch(value):
         raise ConfigError(
@@ -362,9 +358,7 @@ def _own_file(kind: Any, value: str, item: Located, key: str) -> str:
 
 
 def _own_section(kind: Any, item: Located, key: str) -> Located:
-    """A section whose kind is `file.py:Name`, with that as its path and the keys that are no fields of `kind` as
-    arguments.
-    """
+    """A section whose kind is `file.py:Name`: that becomes its path, and keys that are not fields become arguments."""
     path = item.value["kind"]
     if path.value == "path":
         return item
@@ -400,11 +394,11 @@ def _build_dataclass(kind: Any, item: Located, key: str) -> Any:
         raise ConfigError(f"{item.where}: {key or kind.__name__} must be a section with keys, not {plain(item)!r}")
     hints = _hints(kind)
     names = {f.name: f for f in dataclasses.fields(kind) if f.init}
-    gone: dict[str, Any] = getattr(kind, "gone", {})
+    earlier_defaults: dict[str, Any] = getattr(kind, "earlier_defaults", {})
     values: dict[str, Any] = {}
     for name, child in item.value.items():
         dotted = f"{key}.{name}" if key else name
-        if name in gone and name not in names and plain(child) == gone[name]:
+        if name in earlier_defaults and name not in names and plain(child) == earlier_defaults[name]:
             continue
         if name not in names:
             hint = did_you_mean(name, names, f"valid keys: {', '.join(names)}", cutoff=0.5)
@@ -438,7 +432,7 @@ def _numbers(value: Any) -> list[int | float]:
 
 
 def _writable(item: Located, key: str) -> Any:
-    """Plain values of any shape; what would not come back from config.yaml as it was, such as a date, is named."""
+    """Plain values of any shape; a value that config.yaml could not restore, such as a date, is an error."""
     if isinstance(item.value, dict):
         return {name: _writable(child, f"{key}.{name}") for name, child in item.value.items()}
     if isinstance(item.value, list):
@@ -468,7 +462,7 @@ def load(kind: type[T], path: Path, overrides: typing.Sequence[str] = (), source
 
 
 def ordered_fields(kind: Any) -> list[dataclasses.Field]:
-    """Fields as a reader wants them: what tells a section apart first, also when the rest is inherited."""
+    """Fields in reading order: `kind` and `name` first, even when the rest is inherited."""
     return sorted(dataclasses.fields(kind), key=lambda f: f.name not in ("kind", "name"))
 
 
@@ -491,25 +485,26 @@ def digest(config: Any) -> str:
     return hashlib.sha256(json.dumps(to_plain(config), sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Words(str):
-    """What stands in a difference for a value."""
+class Note(str):
+    """A remark that takes the place of a value in a difference."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
-ABSENT = Words("absent")  # in a difference: the key does not stand there
-THERE = Words("there")  # or the other side has none of this section
+ABSENT = Note("absent")  # this side does not have the key
+THERE = Note("there")  # this side has a whole section that the other lacks
 
 
 def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any, Any]]:
-    """Where a config differs from one that was kept as plain values: key, stored value, value now. A key that the
-    stored one lacks is no difference while it has its default: a release that adds a setting changes nothing for a run
-    that was begun without it. Nor is one that is gone, at the value that its class names."""
+    """Where a config differs from one stored as plain values: (key, stored value, current value).
+
+    A key missing from the stored config is no difference while it has its default, so that a release may add settings.
+    Neither is a setting at the value listed in its class's `earlier_defaults`."""
     if dataclasses.is_dataclass(config) and isinstance(stored, dict):
-        gone: dict[str, Any] = getattr(config, "gone", {})
+        earlier: dict[str, Any] = getattr(config, "earlier_defaults", {})
         given = {f.name for f in ordered_fields(config) if f.init and not _at_default(config, f)}
-        silent = {name for name, value in gone.items() if name not in given and stored.get(name, gone) == value}
+        silent = {name for name, value in earlier.items() if name not in given and stored.get(name, earlier) == value}
         stored = {name: value for name, value in stored.items() if name not in silent}
         kept = [f for f in ordered_fields(config) if f.init and (f.name in stored or not _at_default(config, f))]
         now: dict[Any, Any] = {f.name: getattr(config, f.name) for f in kept}
@@ -520,7 +515,7 @@ def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any,
         both = [[name for name in half if name in other] for half, other in ((stored, now), (now, stored))]
         if both[0] != both[1]:
             return [(key, both[0], both[1])]
-        for name in sorted(stored.keys() ^ now.keys()):  # whole stages: that they are there says enough
+        for name in sorted(stored.keys() ^ now.keys()):  # whole stages: their presence says enough
             stored[name], now[name] = (THERE, ABSENT) if name in stored else (ABSENT, THERE)
     elif isinstance(config, list | tuple) and isinstance(stored, list) and len(config) == len(stored):
         now, stored = dict(enumerate(config)), dict(enumerate(stored))
@@ -535,7 +530,7 @@ def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any,
         and config.digest != stored.get("digest", config.digest)
     ):
         file, old = config.path.rpartition(":")[0], str(stored["digest"])
-        changed = (f"{key}, the file {file}", Words(f"sha256 {old[:12]}"), Words(f"sha256 {config.digest[:12]}"))
+        changed = (f"{key}, the file {file}", Note(f"sha256 {old[:12]}"), Note(f"sha256 {config.digest[:12]}"))
         return [changed, *differences(stored, {**now, "digest": old}, key)]
     names = dict.fromkeys([*now, *stored])
     return [
@@ -546,7 +541,7 @@ def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any,
 
 
 def _by_name(stored: list[Any], config: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Both lists as mappings, where every item has a name of its own, as stages have."""
+    """Both lists as mappings by name, if every item has a unique name, as stages have."""
     old = {name: item for item in stored if isinstance(item, dict) and isinstance(name := item.get("name"), str)}
     named = ((getattr(item, "name", None), item) for item in config if dataclasses.is_dataclass(item))
     new = {name: item for name, item in named if isinstance(name, str)}

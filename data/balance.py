@@ -18,7 +18,7 @@ from ..core.batch import PackedBatch
 from ..core.mesh import Mesh
 from .packing import FIELDS, SequenceTable, TrainSequence, build_batch, pack, plan_ranks, unpack
 
-PADDING = TrainSequence(np.zeros(2, np.int64))  # one position, which nothing weighs
+PADDING = TrainSequence(np.zeros(2, np.int64))  # one position of weight 0
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Spread:
 
     batches: list[PackedBatch]
     mesh: Mesh
-    counts: tuple[int, ...]  # rows that each data rank brought
+    counts: tuple[int, ...]  # rows that each data rank contributed
 
-    def bring_home(self, values: Sequence[torch.Tensor | np.ndarray]) -> list[np.ndarray]:
-        """Per-position values of the batches as one array for each row that this rank brought, aligned with its ids.
-        Collective.
+    def to_owners(self, values: Sequence[torch.Tensor | np.ndarray]) -> list[np.ndarray]:
+        """Per-position values of the batches, sent back: one array per row that this rank contributed, aligned with its
+        ids. Collective.
         """
         unpacked = unpack(self.batches, values)
         if self.mesh.data_size == 1:
@@ -54,8 +54,8 @@ def spread(rows: Sequence[TrainSequence], budget: int, mesh: Mesh, hidden: int =
     """Pack the rows of all data ranks into microbatches of at most `budget` positions and deal them out by cost.
     Collective.
 
-    A rank that gets less than the others fills up with microbatches of one padding token. At least one rank must have
-    brought a row.
+    A rank with fewer microbatches than the others adds ones of a single padding token. At least one rank must have a
+    row.
     """
     each = mesh.parallel.pipeline if mesh.parallel.virtual_pipeline > 1 else 1
     if mesh.data_size == each == 1:

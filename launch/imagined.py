@@ -1,4 +1,4 @@
-"""The world that a trained model imagines, ready to be offered: text games and web pages by language models, Sokoban
+"""The world that a trained model imagines, ready to be served: text games and web pages by language models, Sokoban
 by grid models, the table top by video models.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core import schema
 from ..core.errors import ConfigError
-from ..rl.exchange.named_worlds import GAME, PAGE, TABLE, Offer, table_offer
+from ..rl.exchange.named_worlds import GAME, PAGE, TABLE, NamedWorld, table_world
 from ..rl.worlds.base import World
 from .language import predictor
 from .text_model import model_folder
@@ -27,12 +27,14 @@ class Imagining:
     pad_prompts_to: int = 1
 
 
-def offer_of(path: Path, true: Offer, how: Imagining, report: Callable[[str], Any] | None = None) -> Offer:
-    """The offer of `true` as the model of a run or folder imagines it, with the true world beside it.
+def imagined_world(
+    path: Path, true: NamedWorld, how: Imagining, report: Callable[[str], Any] | None = None
+) -> NamedWorld:
+    """The world `true` as the model of a run or folder imagines it, played alongside the true one.
 
     Words are decoded greedily; frames are sampled, by the seed of the episode.
     """
-    from ..rl.exchange.imagined import Beside
+    from ..rl.exchange.imagined import ComparedWorld
 
     folder = model_folder(path)
     if true.name.startswith(GAME):
@@ -46,7 +48,7 @@ def offer_of(path: Path, true: Offer, how: Imagining, report: Callable[[str], An
 
     def make() -> World:
         world = true.make()
-        return Beside(imagine(world), world, report)
+        return ComparedWorld(imagine(world), world, report)
 
     return replace(true, name=f"{true.name} imagined by {path.resolve().name}", make=make)
 
@@ -82,14 +84,14 @@ def _language(folder: Path, how: Imagining) -> Callable[[list[Any]], list[Any]]:
     return lambda asked: answers(sampler, asked, tokenizer, params, 0, how.pad_prompts_to)
 
 
-def _text_game(folder: Path, true: Offer, how: Imagining) -> Callable[[World], World]:
+def _text_game(folder: Path, true: NamedWorld, how: Imagining) -> Callable[[World], World]:
     from ..rl.text_games.world import ImaginedGame
 
     predict = predictor(_language(folder, how), how.prompt)
     return lambda _: ImaginedGame(predict, true.name.removeprefix(GAME))
 
 
-def _page(folder: Path, true: Offer, how: Imagining) -> Callable[[World], World]:
+def _page(folder: Path, true: NamedWorld, how: Imagining) -> Callable[[World], World]:
     from ..rl.language import read_pair
     from ..rl.web_pages.data import page_pair
     from ..rl.web_pages.prompt import bare_page_prompt, page_prompt
@@ -103,8 +105,8 @@ def _page(folder: Path, true: Offer, how: Imagining) -> Callable[[World], World]
     )
 
 
-def _table(run: Path, folder: Path, true: Offer) -> tuple[Offer, Callable[[World], World]]:
-    """The true offer with frames of the model's size, and how the model's world is made."""
+def _table(run: Path, folder: Path, true: NamedWorld) -> tuple[NamedWorld, Callable[[World], World]]:
+    """The true world with frames of the model's size, and a function that makes the imagined one."""
     from ..data.video_actions import ActionBins
     from ..models.video.training import load_tokenizer
     from ..rl.video.artifacts import WEIGHTS, device
@@ -134,10 +136,10 @@ def _table(run: Path, folder: Path, true: Offer) -> tuple[Offer, Callable[[World
         simulator = WorldModelSimulator(sampler, decoder, bins, top_k=env.top_k, repetition_penalty=1.0, seed=0)
         return ImaginedTable(world, task, simulator)  # type: ignore[arg-type]
 
-    return table_offer(task, env.table), imagine
+    return table_world(task, env.table), imagine
 
 
-def _grid(folder: Path, true: Offer) -> Callable[[World], World]:
+def _grid(folder: Path, true: NamedWorld) -> Callable[[World], World]:
     from ..data.trajectory import Invalid
     from ..rl.exchange.imagined import ImaginedGrid
     from ..rl.grid.imagination import GridDynamics, ImaginationEpisode, ImaginationTask, prompt_ids

@@ -1,4 +1,4 @@
-"""What a stage gets to see of the run it is part of."""
+"""What a stage sees of the run it belongs to."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class Job:
     model: ModelConfig  # with the tokenizer's vocabulary
     stop_asked: bool = field(default=False)
     pace: Pace = field(default_factory=Pace)
-    saving_s: float = 0.0  # seconds that the stage stood still for its checkpoints, since it was last begun
+    saving_s: float = 0.0  # seconds that the stage has spent waiting for its checkpoints since it was last started
 
     def __post_init__(self) -> None:
-        self.run = replace(self.run, beside=self._beside)
+        self.run = replace(self.run, extra=self._extra_values)
 
-    def _beside(self) -> dict[str, float]:
-        """What a row of the record has beside a step's own values."""
+    def _extra_values(self) -> dict[str, float]:
+        """What every row of the record gets beside the step's own values."""
         return self.pace.values() | ({"time/saving_s": round(self.saving_s, 6)} if self.saving_s else {})
 
     @contextmanager
     def paused_for_saving(self) -> Iterator[None]:
-        """Counts the seconds of a block towards those that the stage stood still for its checkpoints."""
+        """Count the seconds of a block as time spent waiting for checkpoints."""
         start = time.monotonic()
         try:
             yield
@@ -68,15 +68,15 @@ class Job:
         return tuple(names[names.index(name) + 1 :])
 
     def outcome(self, name: str) -> dict[str, Any]:
-        """What a finished stage left."""
+        """The outcome of a finished stage."""
         outcome = self.run.outcome(name)
         if outcome is None:
             raise RuntimeError(f"stage '{name}' has not finished")
         return outcome
 
     def listen(self) -> None:
-        """Note a request to save and stop (SIGUSR1 from the supervisor, or a scheduler's warning), also one that
-        came before.
+        """Handle requests to save and stop (SIGUSR1 from the supervisor, or a scheduler's warning), including one that
+        arrived earlier.
         """
 
         def ask(_number: int, _frame: object) -> None:
@@ -85,18 +85,18 @@ class Job:
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, ask)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, which asks us
-        # held back by the supervisor
+        # blocked by the supervisor until now
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT))
 
     def warn(self, text: str) -> None:
-        """Say something that a person should know, once, in the log and on the terminal."""
+        """Warn the user once, in the log and on the terminal."""
         if self.mesh.is_main:
             log.warning("%s", text)
             say(f"warning: {text}")
 
     def end_of_step(self, ready: bool = True) -> tuple[bool, bool]:
         """Whether any rank was asked to stop, and whether all are `ready`. Every rank calls it at the end of a step; it
-        also finds ranks that hold the others up.
+        also finds ranks that slow the others down.
         """
         self.pace.waited = self.mesh.waited
         per_rank = self.mesh.gather_all((self.stop_asked, ready, self.pace.lap()))

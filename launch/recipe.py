@@ -78,7 +78,7 @@ class Recipe:
     sinks: list[SinkName] = field(default_factory=list)
 
     # that earlier releases had; with these values they say nothing
-    gone: ClassVar[dict[str, Any]] = {"world": "language", "video": None}
+    earlier_defaults: ClassVar[dict[str, Any]] = {"world": "language", "video": None}
 
     def __post_init__(self) -> None:
         positive(self, "ranks")

@@ -87,7 +87,7 @@ def _judged_otherwise(stage: Score, recipe: Recipe) -> Iterator[tuple[str, str]]
 def _without_effect(stage: Any) -> Iterator[tuple[str, str]]:
     rollouts = getattr(stage, "rollouts", None)
     if isinstance(rollouts, Rollouts) and not rollouts.ahead:
-        if rollouts.deadline_s not in (None, Rollouts.gone["deadline_s"]):
+        if rollouts.deadline_s not in (None, Rollouts.earlier_defaults["deadline_s"]):
             yield (
                 f"stages.{stage.name}.rollouts.deadline_s",
                 f"{rollouts.deadline_s:g} acts only where a step waits for rollouts that began before it; set ahead to "

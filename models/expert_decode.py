@@ -16,7 +16,7 @@ from ..kernels import sum_rows, weighted_swiglu
 from ..kernels.batch_invariant import is_batch_invariant
 from ..kernels.rows import row_order
 from .config import ModelConfig
-from .expert_matmul import can_group, lay_side_by_side, product, side_by_side
+from .expert_matmul import can_group, pack_in_place, product, stacked
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ def expert_weights(named: Mapping[str, torch.Tensor], prefix: str, config: Model
     return ExpertWeights(named[f"{prefix}mlp.router.weight"], fc1, fc2)
 
 
-def lay_experts(named: Mapping[str, torch.Tensor], config: ModelConfig) -> None:
+def pack_experts(named: Mapping[str, torch.Tensor], config: ModelConfig) -> None:
     """Give weights that are nobody's parameters places in which a layer's experts are one tensor."""
     for i in range(config.layers if config.experts else 0):
         weights = expert_weights(named, f"decoder.layers.{i}.", config)
-        lay_side_by_side(weights.fc1)
-        lay_side_by_side(weights.fc2)
+        pack_in_place(weights.fc1)
+        pack_in_place(weights.fc2)
 
 
 def route(x_TH: torch.Tensor, router_EH: torch.Tensor, config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,7 +68,7 @@ def routed(
     grouped = can_group(x_TH) and not is_batch_invariant()
     fc1 = fc2 = None
     if grouped:
-        fc1, fc2 = side_by_side(weights.fc1), side_by_side(weights.fc2)
+        fc1, fc2 = stacked(weights.fc1), stacked(weights.fc2)
     shape = (len(x_TH), config.experts)
     map_TE = torch.zeros(shape, dtype=torch.bool, device=x_TH.device).scatter_(1, chosen_TK, True)
     probs_TE = torch.zeros(shape, device=x_TH.device).scatter_(1, chosen_TK, probs_TK)

@@ -15,7 +15,7 @@ _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None) or getattr(
 
 
 def can_group(x_NH: torch.Tensor) -> bool:
-    """Whether these rows go through grouped products: they are made for bf16 on CUDA."""
+    """Whether these rows can use grouped products, which exist for bf16 on CUDA."""
     return x_NH.is_cuda and x_NH.dtype == torch.bfloat16 and _grouped_mm is not None
 
 
@@ -26,8 +26,8 @@ def product(x_NK: torch.Tensor, weight_EKM: torch.Tensor, ends_E: torch.Tensor) 
     return _grouped_mm(x_NK, weight_EKM, offs=ends_E)
 
 
-def lie_evenly(weights: Sequence[torch.Tensor]) -> bool:
-    """Whether the experts' matrices follow each other at equal distances in one buffer, as an optimizer keeps them."""
+def evenly_spaced(weights: Sequence[torch.Tensor]) -> bool:
+    """Whether the experts' matrices are equally spaced in one buffer, as an optimizer keeps them."""
     first = weights[0]
     storage = first.untyped_storage().data_ptr()
     step = weights[1].data_ptr() - first.data_ptr() if len(weights) > 1 else 0
@@ -37,17 +37,17 @@ def lie_evenly(weights: Sequence[torch.Tensor]) -> bool:
     )
 
 
-def side_by_side(weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """All experts' matrices as one tensor: a view where they lie evenly, else a copy."""
-    if not lie_evenly(weights):
+def stacked(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All experts' matrices as one tensor: a view where they are evenly spaced, else a copy."""
+    if not evenly_spaced(weights):
         return torch.stack([w.detach() for w in weights])
     first = weights[0].detach()
     step = (weights[1].data_ptr() - first.data_ptr()) // first.element_size()
     return first.as_strided((len(weights), *first.shape), (step, *first.stride()))
 
 
-def lay_side_by_side(weights: Sequence[torch.Tensor]) -> None:
-    """Move the matrices into one buffer, unless they lie in one."""
-    if not lie_evenly(weights):
+def pack_in_place(weights: Sequence[torch.Tensor]) -> None:
+    """Move the matrices into one buffer, unless they already share one."""
+    if not evenly_spaced(weights):
         for weight, place in zip(weights, torch.stack([w.detach() for w in weights]), strict=True):
             weight.data = place

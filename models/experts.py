@@ -16,7 +16,7 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from .. import kernels
 from ..core.mcore.wgrad import add_weight_grad
 from ..kernels.batch_invariant import is_batch_invariant
-from .expert_matmul import can_group, lay_side_by_side, lie_evenly, product, side_by_side
+from .expert_matmul import can_group, evenly_spaced, pack_in_place, product, stacked
 
 
 def _weight_grads(
@@ -103,7 +103,7 @@ def grouped_experts(
     """
     if not counts_E.is_cuda and counts_E.sum() != len(x_NH):
         raise ValueError(f"{len(x_NH)} rows for experts that were given {counts_E.sum()}")
-    joined = joined or (side_by_side(fc1), side_by_side(fc2))
+    joined = joined or (stacked(fc1), stacked(fc2))
     return _Experts.apply(x_NH.contiguous(), probs_N, counts_E, *joined, *fc1, *fc2)
 
 
@@ -144,9 +144,9 @@ class GroupedExperts(SequentialMLP):
             self._joined = None
             for weights in (fc1, fc2):
                 if not any(hasattr(w, "main_grad") for w in weights):  # no optimizer's buffer holds them
-                    lay_side_by_side(weights)
-            if lie_evenly(fc1) and lie_evenly(fc2):
-                views = side_by_side(fc1), side_by_side(fc2)
+                    pack_in_place(weights)
+            if evenly_spaced(fc1) and evenly_spaced(fc2):
+                views = stacked(fc1), stacked(fc2)
                 self._joined = tuple(w.data_ptr() for w in ends), views
         return self._joined[1] if self._joined else None
 

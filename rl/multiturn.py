@@ -1,8 +1,8 @@
-"""Episodes with worlds in the loop: each is a task of its own, worlds step in threads, every wait has a deadline.
+"""Episodes with worlds in the loop: each runs as its own coroutine, worlds step in threads, every wait has a deadline.
 
-A fault (of the sampler, a world that hangs or breaks, a reward that raises) makes the attempt Invalid; the episode is
-then begun anew within a budget, and only when that is used up does the trajectory stay Invalid. A model's malformed
-answer is no fault.
+A fault (of the sampler, a world that hangs or breaks, a reward that raises) makes the attempt Invalid. The episode is
+then restarted within a budget; only when that is used up does the trajectory stay Invalid. A malformed answer of the
+model is not a fault.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Imagination:
-    """A world model that episodes may ask, and how many tokens a question and its answer may have together."""
+    """A world model that episodes may ask; `room` bounds a question and its answer together, in tokens."""
 
     sampler: Sampler
     room: int | None = None
@@ -59,10 +59,10 @@ def rollout_worlds(
     imagination: Imagination | None = None,
     seat: Callable[[int], AbstractAsyncContextManager[Any]] = lambda number: nullcontext(),
 ) -> list[Trajectory]:
-    """Run all episodes to their end; `makers` build them, again after a fault. A begun-anew episode samples the same
-    tokens, if the weights are still the same. An episode is played within its `seat`, by its number: where not all may
-    be open together it waits for one, which goes with a stream alone, as others ask once all wait for them.
-    `imagination` answers what episodes ask of a world model.
+    """Run all episodes to their end; `makers` build them, again after a fault. A restarted episode samples the same
+    tokens as long as the weights are the same. `seat(number)` is held while an episode is played and limits how many
+    are open at once; only a stream can be used with such a limit, since any other sampler is asked once all live
+    episodes wait for it. `imagination` answers what episodes ask of a world model.
     """
     lanes: list[_Lanes] = []
 
@@ -70,10 +70,10 @@ def rollout_worlds(
         if not lanes:
             lanes.append(_Lanes(Calls(limits.workers), Calls(1)))
         async with seat(number):
-            world = _Foretold(imagine, imagination.room, params.stop_ids) if imagine and imagination else None
-            return await attempts(makers[number], _Asked(ask, params), world)
+            world = _WorldModel(imagine, imagination.room, params.stop_ids) if imagine and imagination else None
+            return await attempts(makers[number], _Policy(ask, params), world)
 
-    async def attempts(make: Callable[[], Episode], policy: _Asked, world: _Foretold | None) -> Trajectory:
+    async def attempts(make: Callable[[], Episode], policy: _Policy, world: _WorldModel | None) -> Trajectory:
         name = (-1, -1)
         for restarts in range(limits.restarts + 1):
             attempt = _Attempt(lanes[0], limits)
@@ -97,30 +97,30 @@ def rollout_worlds(
 
 @dataclass(frozen=True)
 class _Lanes:
-    """Threads of a rollout. Contexts are made by one: tokenizers need not bear more."""
+    """Threads of a rollout. A single thread builds contexts: tokenizers need not be thread-safe."""
 
     worlds: Calls
     contexts: Calls
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A sampler, and how it is asked."""
+class _Policy:
+    """The sampler that plays, and its sampling parameters."""
 
     ask: Ask
     params: SamplingParams
 
 
 @dataclass(frozen=True)
-class _Foretold:
-    """A world model, asked for its likeliest answer."""
+class _WorldModel:
+    """The world model, asked greedily."""
 
     ask: Ask
     room: int | None
     stop_ids: tuple[int, ...]
 
     def params(self, asked: int) -> SamplingParams:
-        """An answer holds a state as its question does, so a multiple of the question's length is enough for it."""
+        """An answer holds a state, like its question, so a multiple of the question's length is enough."""
         longest = 2 * asked + 16
         return SamplingParams(
             longest if self.room is None else max(1, min(longest, self.room - asked)), 0.0, stop_ids=self.stop_ids
@@ -137,7 +137,7 @@ class _Attempt:
     turns: list[tuple[tuple[int, ...], Sample]] = field(default_factory=list)
 
     async def run(
-        self, make: Callable[[], Episode], policy: _Asked, world: _Foretold | None, seed: int
+        self, make: Callable[[], Episode], policy: _Policy, world: _WorldModel | None, seed: int
     ) -> tuple[list[float], float | Invalid, dict] | Invalid:
         """The episode's score, or what went wrong."""
         worlds, limits = self.lanes.worlds, self.limits
@@ -167,10 +167,10 @@ class _Attempt:
                 return asked
             if asked is not None and world is not None:
                 request = SampleRequest(asked, (seed, *self.name, turn), world.params(len(asked)))
-                foretold = await with_retries(world.ask, request, limits.retries)
-                if isinstance(foretold, Invalid):
-                    return foretold
-                outcome = await worlds(partial(episode.imagine, foretold), limits.world_s, "imagined step")
+                prediction = await with_retries(world.ask, request, limits.retries)
+                if isinstance(prediction, Invalid):
+                    return prediction
+                outcome = await worlds(partial(episode.imagine, prediction), limits.world_s, "imagined step")
                 if isinstance(outcome, Invalid):
                     return outcome
             turn += 1
@@ -178,8 +178,8 @@ class _Attempt:
 
 
 def joined(turns: Sequence[tuple[tuple[int, ...], Sample]]) -> list[TokenSequence]:
-    """Turns as sequences. A context that goes on from all that came before extends its sequence: what the world added
-    is OBSERVATION, what was sampled ACTION. Any other context (a window that moved) begins a sequence of its own."""
+    """Turns as sequences. A context that continues everything before it extends the sequence: what the world added is
+    OBSERVATION, what was sampled ACTION. Any other context (a window that moved) starts a new sequence."""
     sequences: list[TokenSequence] = []
     for context, sample in turns:
         last = sequences[-1] if sequences else None

@@ -41,7 +41,7 @@ def score_rows(
     if not wanted or not any(mesh.gather(bool(rows))):
         return Scores(**{name: [] for name in wanted}, device=device)
     shared = spread(rows, budget, mesh)
-    return Scores(device=device, **{name: shared.bring_home(scorers[name](shared.batches)) for name in sorted(wanted)})
+    return Scores(device=device, **{name: shared.to_owners(scorers[name](shared.batches)) for name in sorted(wanted)})
 
 
 def keep_enough(

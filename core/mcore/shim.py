@@ -23,8 +23,8 @@ def _is_cuda(device: Any) -> bool:
 
 
 class _CudaToCpu(TorchFunctionMode):
-    """Sends CUDA device arguments to the CPU and answers `Tensor.type()` with the CUDA names the optimizers compare
-    with.
+    """Redirects CUDA device arguments to the CPU, and lets `Tensor.type()` return the CUDA names that the optimizers
+    compare with.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -45,7 +45,7 @@ class _CudaToCpu(TorchFunctionMode):
 
 
 class _Stream:
-    """Stands for a stream or an event: everything is done at once."""
+    """Takes the place of a stream or an event: everything has already finished."""
 
     cuda_stream = 0
 
@@ -89,24 +89,24 @@ def install() -> None:
         return
     cuda = torch.cuda
 
-    # torch._dynamo keeps a rule per function object, so every replacement is an object of its own.
-    def giving(make: Callable[..., Any]) -> Callable[..., Any]:
+    # torch._dynamo keeps one rule per function object, so every replacement must be a new object.
+    def replacement(make: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: make(*args, **kwargs)
 
     for name in ("synchronize", "set_device", "empty_cache"):
-        setattr(cuda, name, giving(lambda *a, **k: None))
+        setattr(cuda, name, replacement(lambda *a, **k: None))
     for name in ("max_memory_allocated", "memory_allocated", "max_memory_reserved", "memory_reserved"):
-        setattr(cuda, name, giving(lambda *a, **k: 0))
+        setattr(cuda, name, replacement(lambda *a, **k: 0))
     for name in ("range_push", "range_pop"):
-        setattr(cuda.nvtx, name, giving(lambda *a, **k: None))
+        setattr(cuda.nvtx, name, replacement(lambda *a, **k: None))
     for name in ("current_stream", "default_stream"):
-        setattr(cuda, name, giving(lambda *a, **k: _Stream()))
+        setattr(cuda, name, replacement(lambda *a, **k: _Stream()))
     for module in (cuda, cuda.random):
-        module.get_rng_state = giving(lambda *a, **k: torch.get_rng_state())
-        module.set_rng_state = giving(lambda state, *a, **k: torch.set_rng_state(state))
-    cuda.current_device = giving(lambda: _CPU)
-    cuda.manual_seed = giving(lambda seed: torch.manual_seed(seed))
-    cuda.stream = giving(lambda *a, **k: contextlib.nullcontext())
+        module.get_rng_state = replacement(lambda *a, **k: torch.get_rng_state())
+        module.set_rng_state = replacement(lambda state, *a, **k: torch.set_rng_state(state))
+    cuda.current_device = replacement(lambda: _CPU)
+    cuda.manual_seed = replacement(lambda seed: torch.manual_seed(seed))
+    cuda.stream = replacement(lambda *a, **k: contextlib.nullcontext())
     cuda.Stream, cuda.Event = _Stream, type("_Event", (_Stream,), {})  # type: ignore[assignment,misc]
 
     _import_uncompiled()

@@ -31,13 +31,13 @@ worlds.add_command(imagine)
 )
 def list_worlds(tag_files: tuple[str, ...]) -> None:
     """Name every world, how long an episode is and what its actions are."""
-    from ...rl.exchange.named_worlds import find_offer, names
+    from ...rl.exchange.named_worlds import find_world, names
 
     for name in names(*tag_files):
-        offer = find_offer(name, *tag_files)
-        words = offer.make().action_words
+        named = find_world(name, *tag_files)
+        words = named.make().action_words
         actions = "free text" if words is None else ", ".join(words.values())
-        click.echo(f"{name:30} at most {offer.max_actions:3} actions: {actions}")
+        click.echo(f"{name:30} at most {named.max_actions:3} actions: {actions}")
 
 
 @worlds.command()
@@ -68,7 +68,7 @@ def serve(
     """
     import uvicorn
 
-    from ...rl.exchange.named_worlds import find_offer
+    from ...rl.exchange.named_worlds import find_world
     from ...rl.exchange.to_openenv import app_of
 
     folder = Path(what)
@@ -77,19 +77,19 @@ def serve(
             raise ConfigError(
                 f"{what}: is a folder; name the world that its model imagines with --of NAME (`terrella worlds list`)"
             )
-        from ..imagined import Imagining, offer_of
+        from ..imagined import Imagining, imagined_world
 
-        offer = offer_of(folder, find_offer(world, *tag_files), Imagining(**model), click.echo)
+        named = imagined_world(folder, find_world(world, *tag_files), Imagining(**model), click.echo)
     elif world is not None:
         raise ConfigError(f"--of {world}: {what} is no folder with a trained model")
     else:
-        offer = find_offer(what, *tag_files)
+        named = find_world(what, *tag_files)
     with listening_at(host, port):
         listening = socket.create_server((host, port))
     with listening:
         address = f"http://{host}:{listening.getsockname()[1]}"
-        click.echo(f"serving {offer.name} at {address} (OpenEnv), at most {clients} connections; Ctrl-C ends it")
-        config = uvicorn.Config(app_of(offer, clients), log_level="warning", ws_ping_interval=None)
+        click.echo(f"serving {named.name} at {address} (OpenEnv), at most {clients} connections; Ctrl-C ends it")
+        config = uvicorn.Config(app_of(named, clients), log_level="warning", ws_ping_interval=None)
         uvicorn.Server(config).run(sockets=[listening])
 
 

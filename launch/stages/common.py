@@ -203,7 +203,7 @@ class Checkpoints:
         due = stop or step % self.every == 0 or step == self.last
         with self.job.paused_for_saving():
             if written or due:
-                self._settle()
+                self._finish_saves()
             if not due:
                 return
             if self.job.mesh.is_main:
@@ -216,11 +216,11 @@ class Checkpoints:
             engine.save(step_folder(self.folder, step), kept, wait=False)
             self._under_way = engines, partial(self._published, step, tuple(others), then)
             if stop or step == self.last:
-                self._settle()
+                self._finish_saves()
         if stop and step < self.last:
             raise StopRequested
 
-    def _settle(self) -> None:
+    def _finish_saves(self) -> None:
         """Wait for what is being written, and put it in its place: the other engines' part first, as the stage's own
         says that it is whole.
         """
@@ -254,7 +254,7 @@ class Checkpoints:
         if name is None:
             return None
         rows = [row for row in self.job.run.metrics.rows() if row["stage"] == self.stage]
-        seen = {looked_at(row, name): float(row[name]) for row in rows if isinstance(row.get(name), int | float)}
+        seen = {measured_after(row, name): float(row[name]) for row in rows if isinstance(row.get(name), int | float)}
         if rows and not seen and not self._warned:
             known = ", ".join(key for key in rows[-1] if key not in ("stage", "step"))
             self.job.warn(
@@ -287,7 +287,7 @@ class Checkpoints:
         return str(step_folder(self.folder, step).relative_to(self.job.run.path))
 
 
-def looked_at(row: Mapping[str, Any], name: str) -> int:
+def measured_after(row: Mapping[str, Any], name: str) -> int:
     """After how many steps the weights were looked at that a value of the record speaks of. A cut of the training tasks
     is played before the step in whose row it stands.
     """

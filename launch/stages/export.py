@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from ...core.files import make_folder, read_json, settle, sync_folder, write_atomic, write_json
+from ...core.files import make_folder, read_json, sync_files, sync_folder, write_atomic, write_json
 from ...core.run import set_aside
 from ...models.hf import export_hf
 from ...models.hub import README, model_card
@@ -47,7 +47,7 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
             partial, job.recipe.name, base_of(job.recipe, stage.model), about_run(job, stage.model, chats)
         )
         write_atomic(partial / README, card)
-        settle(partial)
+        sync_files(partial)
         aside = set_aside(job.run.path, [final])
         partial.rename(final)
         sync_folder(final.parent)

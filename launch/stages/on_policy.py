@@ -120,7 +120,9 @@ class StageTrainer(Trainer):
 
     def validate(self, step: int) -> dict[str, float]:
         seed = fold(self.settings.seed, VALIDATION)
-        return self.session.validate(step, self.held_back, lambda sampler, episodes: self.play(sampler, episodes, seed))
+        return self.session.validate(
+            step, self.validation_episodes, lambda sampler, episodes: self.play(sampler, episodes, seed)
+        )
 
     def trained(self, kept: Sequence[Trajectory]) -> None:
         if self.mesh.is_leader:
@@ -167,8 +169,8 @@ class StageTrainer(Trainer):
         asked = [(place, self.train_tasks[self.order(place)]) for place in places]
         return [self.tasks.episode(task, place, k) for place, task in asked for k in samples]
 
-    def held_back(self) -> list[Any]:
-        """This data rank's episodes of the cut of the training tasks, which no step trains on."""
+    def validation_episodes(self) -> list[Any]:
+        """This data rank's episodes of the training tasks that are set aside for validation."""
         samples = range(self.stage.rollouts.validation.samples)
         return [self.tasks.episode(self.train_tasks[i], i, k) for i in self.mesh.share(self.cut) for k in samples]
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from ...core.background import Background, wait_for_all
 from ...core.checkpoint import WAIT_SECONDS
 from ...core.errors import ConfigError, StorageError
-from ...core.files import file_digest, make_folder, settle, storage_errors, sync_folder
+from ...core.files import file_digest, make_folder, storage_errors, sync_files, sync_folder
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...core.run import changed_rows
@@ -264,7 +264,7 @@ def write_state(folder: Path, step: int, held: dict[str, Any], guard: Callable[[
     with storage_errors(partial):
         with open(partial, "wb") as stream:  # to a path torch would call a full disk "unexpected pos"
             torch.save(held, stream)
-        settle(partial)
+        sync_files(partial)
         guard()
         partial.rename(folder / f"state-{step:07d}-{file_digest(partial)}.pt")
         sync_folder(folder)

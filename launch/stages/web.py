@@ -75,7 +75,7 @@ def score_all(
     longest = max(len(row.ids) for row in rows)
     shared = spread(job.mesh.share(rows), max(budget, longest), job.mesh, job.model.hidden)
     scored = engine.score(shared.batches, score)
-    own = {name: shared.bring_home([s[name] for s in scored]) for name in scored[0]}
+    own = {name: shared.to_owners([s[name] for s in scored]) for name in scored[0]}
     parts = job.mesh.gather(own)
     return {name: dict(enumerate(v for part in parts for v in part[name])) for name in own}
 

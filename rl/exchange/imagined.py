@@ -58,8 +58,8 @@ class ImaginedGrid(World):
         self.state = str(snapshot["state"])
 
 
-class Beside(World):
-    """An imagined world with the true one beside it. The player sees the imagined one; `info` says how far it has
+class ComparedWorld(World):
+    """An imagined world, played alongside the true one. The player sees the imagined one; `info` says how far it has
     drifted.
 
     `exact` is 1 while the two states are the same, `exact_steps` counts the steps until they first differed.

@@ -1,4 +1,4 @@
-"""Worlds by name, and one play of a world: what every interface to other trainers is built on. Importable without
+"""Worlds by name, and one play of a world: every interface to other trainers is built on these. Importable without
 torch.
 """
 
@@ -21,10 +21,8 @@ GAME, PAGE, TABLE = "text-game/", "web-page/", "tabletop/"  # before names of ga
 
 
 @dataclass(frozen=True)
-class Offer:
-    """A world that can be played by name: how an instance is made, what the player is told, and how many actions it
-    has.
-    """
+class NamedWorld:
+    """A world that can be played by name: how it is made, the player's instructions, and the number of actions."""
 
     name: str
     make: Callable[[], World]
@@ -34,42 +32,44 @@ class Offer:
 
 
 def names(*tag_files: str) -> list[str]:
-    """All worlds that can be offered: the tags, those of the given files too, text games, pages, the table top."""
+    """The names of all worlds: tags (also those of the given files), text games, pages, the table top."""
     further = [(GAME, GAMES), (PAGE, APPS), (TABLE, TASKS)]
     return [*load_tasks(*tag_files), *(f"{before}{name}" for before, known in further for name in known)]
 
 
-def find_offer(name: str, *tag_files: str) -> Offer:
-    """The world of a name; an unknown one is refused with the nearest."""
+def find_world(name: str, *tag_files: str) -> NamedWorld:
+    """The world of this name; the error for an unknown one suggests the nearest."""
     if name.startswith(GAME) and name.removeprefix(GAME) in GAMES:
         game = find_game(name.removeprefix(GAME))
-        return Offer(name, lambda: TextGame(game.name), f"{game.task}\nAn action is one line of text.", 50)
+        return NamedWorld(name, lambda: TextGame(game.name), f"{game.task}\nAn action is one line of text.", 50)
     if name.startswith(PAGE) and name.removeprefix(PAGE) in APPS:
-        return page_offer(name.removeprefix(PAGE))
+        return page_world(name.removeprefix(PAGE))
     if name.startswith(TABLE) and name.removeprefix(TABLE) in TASKS:
-        return table_offer(name.removeprefix(TABLE))
+        return table_world(name.removeprefix(TABLE))
     tasks = load_tasks(*tag_files)
     if name not in tasks:
         hint = did_you_mean(name, names(*tag_files), "`terrella worlds list` names them")
         raise ConfigError(f"'{name}' is no world{hint}")
     task = tasks[name]
-    return Offer(name, task.make, task.instruction, task.max_actions)
+    return NamedWorld(name, task.make, task.instruction, task.max_actions)
 
 
-def page_offer(app: str) -> Offer:
+def page_world(app: str) -> NamedWorld:
     """One of our small pages, in Chromium."""
     from ..web_pages import world as pages
 
     instruction = f"Explore the page. An action is {pages.ACTIONS}."
-    return Offer(f"{PAGE}{app}", lambda: pages.PageWorld(app), instruction, pages.LONGEST)
+    return NamedWorld(f"{PAGE}{app}", lambda: pages.PageWorld(app), instruction, pages.LONGEST)
 
 
-def table_offer(task: str, table: Table = PLAIN) -> Offer:
+def table_world(task: str, table: Table = PLAIN) -> NamedWorld:
     """A task of the table top, in MuJoCo."""
     from ..video.world import LONGEST, TableWorld
 
     instruction = f"{TASKS[task].capitalize()}. An action is {TableWorld(task, table).actions}."
-    return Offer(f"{TABLE}{task}", lambda: TableWorld(task, table), instruction, LONGEST, (table.height, table.width))
+    return NamedWorld(
+        f"{TABLE}{task}", lambda: TableWorld(task, table), instruction, LONGEST, (table.height, table.width)
+    )
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ class Turn:
 
 
 class Play:
-    """One episode after the other in one instance of an offered world, within its number of actions.
+    """Plays one episode after another of a world, each within its number of actions.
 
-    A text that is no action leaves the world as it is and costs one of them; `info` says so.
+    A text that is not an action leaves the world unchanged and counts as one; `info` says so.
     """
 
-    def __init__(self, offer: Offer) -> None:
-        self.offer, self.world = offer, offer.make()
+    def __init__(self, named: NamedWorld) -> None:
+        self.named, self.world = named, named.make()
         self.seed, self.actions, self.last = 0, 0, Turn("")
 
     @property
@@ -103,7 +103,7 @@ class Play:
         return None if self.world.action_words is None else list(self.world.action_words.values())
 
     def reset(self, seed: int, sample: int = 0) -> Turn:
-        """Begin the instance of this seed; `sample` tells plays with other chance moves apart."""
+        """Begin the instance of this seed; each `sample` of it has other chance moves."""
         self.seed, self.actions = seed, 0
         self.last = Turn(self.world.reset(seed, sample))
         return self.last
@@ -111,10 +111,10 @@ class Play:
     def step(self, text: str) -> Turn:
         """One action, as its word or text."""
         if self.last.done or not self.last.text:
-            raise WorldFault(f"{self.offer.name}: the episode is over or was never begun; reset it first")
+            raise WorldFault(f"{self.named.name}: the episode is over or was never started; call reset first")
         action = self.world.parse_action(text)
         self.actions += 1
-        spent, single = self.actions >= self.offer.max_actions, self.offer.max_actions == 1
+        spent, single = self.actions >= self.named.max_actions, self.named.max_actions == 1
         if action is None:
             info = {"success": 0.0, "action_is_valid": 0.0, "action_is_effective": 0.0}
             text, reward, done = self.last.text, 0.0, False
@@ -122,7 +122,7 @@ class Play:
             result = self.world.step(action)
             info = {"action_is_valid": 1.0, **{name: float(value) for name, value in result.info.items()}}
             text, reward, done = result.text, float(result.reward), result.done
-        done = done or single  # of a question one answer is all there is: that is its end, not a limit of ours
+        done = done or single  # a question ends with its one answer: that is not a limit of ours
         self.last = Turn(text, reward, done, spent and not done, info)
         return self.last
 
@@ -131,12 +131,12 @@ class Play:
         return self.world.random_action(rng)
 
     def snapshot(self) -> Snapshot:
-        """The whole play as JSON values: `restore` goes back to it, in this or in any other play of the same offer."""
+        """The whole play as JSON values: `restore` goes back to it, in this or any other play of the same world."""
         last = self.last
         shown: dict[str, Any] = {"text": last.text, "reward": last.reward, "terminated": last.terminated}
         shown |= {"truncated": last.truncated, "info": dict(last.info)}
         return {
-            "name": self.offer.name,
+            "name": self.named.name,
             "seed": self.seed,
             "actions": self.actions,
             "last": shown,
@@ -145,13 +145,13 @@ class Play:
 
     def restore(self, snapshot: Snapshot) -> Turn:
         """Go back to a snapshot; what was seen then."""
-        if not isinstance(snapshot, dict) or snapshot.get("name") != self.offer.name:
+        if not isinstance(snapshot, dict) or snapshot.get("name") != self.named.name:
             known = snapshot.get("name") if isinstance(snapshot, dict) else snapshot
-            raise WorldFault(f"{self.offer.name}: a snapshot of {known!r} cannot be restored here")
+            raise WorldFault(f"{self.named.name}: a snapshot of {known!r} cannot be restored here")
         try:
             last, seed, actions = Turn(**snapshot["last"]), int(snapshot["seed"]), int(snapshot["actions"])
             self.world.restore(snapshot["world"])
         except (KeyError, TypeError, ValueError) as error:
-            raise WorldFault(f"{self.offer.name}: the snapshot is damaged: {type(error).__name__}: {error}") from error
+            raise WorldFault(f"{self.named.name}: the snapshot is damaged: {type(error).__name__}: {error}") from error
         self.last, self.seed, self.actions = last, seed, actions
         return last

@@ -10,16 +10,16 @@ from typing import Any
 
 from ..environment import Prompt
 from .common import Seeded, last_line
-from .named_worlds import Offer, Play, find_offer
+from .named_worlds import NamedWorld, Play, find_world
 
 
 class WorldInText(Seeded):
-    """An offered world, one turn an action."""
+    """A named world, one action per turn."""
 
-    def __init__(self, world: str | Offer, train_tasks: int = 1024, test_tasks: int = 64) -> None:
-        self.offer = find_offer(world) if isinstance(world, str) else world
-        super().__init__(self.offer.max_actions, train_tasks, test_tasks, self.offer.instruction)
-        words = self.offer.make().action_words
+    def __init__(self, world: str | NamedWorld, train_tasks: int = 1024, test_tasks: int = 64) -> None:
+        self.named = find_world(world) if isinstance(world, str) else world
+        super().__init__(self.named.max_actions, train_tasks, test_tasks, self.named.instruction)
+        words = self.named.make().action_words
         self.words = None if words is None else list(words.values())
 
     def how(self) -> str:
@@ -28,7 +28,7 @@ class WorldInText(Seeded):
         return f"Answer with one of: {', '.join(self.words)}."
 
     def begin(self, seed: int) -> tuple[Any, str]:
-        play = Play(self.offer)
+        play = Play(self.named)
         return play, play.reset(seed).text
 
     def read(self, answer: str) -> str:

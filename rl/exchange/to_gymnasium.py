@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ..worlds.base import Snapshot
-from .named_worlds import Offer, Play, Turn, find_offer, names
+from .named_worlds import NamedWorld, Play, Turn, find_world, names
 
 LONGEST = 1_000_000  # characters of a text
 PRINTABLE = "".join(map(chr, range(32, 127)))  # what random texts are made of
@@ -33,20 +33,20 @@ class AnyText(spaces.Text):
 
 
 class WorldEnv(gymnasium.Env[Any, Any]):
-    """An offered world. `reset(seed=...)` begins the instance of that seed, `options={"sample": n}` one with other
+    """A named world. `reset(seed=...)` begins the instance of that seed, `options={"sample": n}` one with other
     chance moves.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
 
-    def __init__(self, world: str | Offer, render_mode: str | None = None) -> None:
-        offer = find_offer(world) if isinstance(world, str) else world
-        self.play, self.render_mode = Play(offer), render_mode
+    def __init__(self, world: str | NamedWorld, render_mode: str | None = None) -> None:
+        named = find_world(world) if isinstance(world, str) else world
+        self.play, self.render_mode = Play(named), render_mode
         self.words = self.play.words
         self.observation_space = (
             AnyText(LONGEST, min_length=0, charset=PRINTABLE)
-            if offer.frame is None
-            else spaces.Box(0, 255, (*offer.frame, 3), np.uint8)
+            if named.frame is None
+            else spaces.Box(0, 255, (*named.frame, 3), np.uint8)
         )
         self.action_space = (
             AnyText(200, min_length=0, charset=PRINTABLE) if self.words is None else spaces.Discrete(len(self.words))
@@ -57,13 +57,13 @@ class WorldEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         instance = int(self.np_random.integers(1 << 31)) if seed is None else seed
         turn = self.play.reset(instance, int((options or {}).get("sample", 0)))
-        return self._seen(turn), {"instruction": self.play.offer.instruction, "seed": instance, **self._text(turn)}
+        return self._seen(turn), {"instruction": self.play.named.instruction, "seed": instance, **self._text(turn)}
 
     def _seen(self, turn: Turn) -> Any:
-        return turn.text if self.play.offer.frame is None else self.play.world.picture().copy()
+        return turn.text if self.play.named.frame is None else self.play.world.picture().copy()
 
     def _text(self, turn: Turn) -> dict[str, str]:
-        return {} if self.play.offer.frame is None else {"text": turn.text}
+        return {} if self.play.named.frame is None else {"text": turn.text}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One action: the index of a word, the word itself, or a text."""

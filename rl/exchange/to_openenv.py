@@ -18,7 +18,7 @@ from pydantic import Field
 
 from ...data.png import encode_png
 from ..worlds.base import WorldFault
-from .named_worlds import Offer, Play, Turn
+from .named_worlds import NamedWorld, Play, Turn
 
 
 class WorldAction(Action):
@@ -51,9 +51,9 @@ class WorldServer(Environment[WorldAction, WorldObservation, WorldState]):
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, offer: Offer) -> None:
+    def __init__(self, named: NamedWorld) -> None:
         super().__init__()
-        self.play, self.episode = Play(offer), ""
+        self.play, self.episode = Play(named), ""
         self.begun = False
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> WorldObservation:
@@ -65,12 +65,12 @@ class WorldServer(Environment[WorldAction, WorldObservation, WorldState]):
         else:
             turn = self.play.reset(random.getrandbits(31) if seed is None else seed, int(kwargs.get("sample", 0)))
         self.begun = True
-        return self._seen(turn, self.play.offer.instruction)
+        return self._seen(turn, self.play.named.instruction)
 
     def step(self, action: WorldAction, timeout_s: float | None = None, **kwargs: Any) -> WorldObservation:
         """One action."""
         if not self.begun:
-            raise WorldFault(f"{self.play.offer.name}: reset it first")
+            raise WorldFault(f"{self.play.named.name}: reset it first")
         return self._seen(self.play.step(action.text))
 
     def _seen(self, turn: Turn, instruction: str = "") -> WorldObservation:
@@ -94,7 +94,7 @@ class WorldServer(Environment[WorldAction, WorldObservation, WorldState]):
         return WorldState(
             episode_id=self.episode or None,
             step_count=play.actions,
-            world=play.offer.name,
+            world=play.named.name,
             seed=play.seed,
             snapshot=snapshot,
         )
@@ -102,7 +102,7 @@ class WorldServer(Environment[WorldAction, WorldObservation, WorldState]):
     def get_metadata(self) -> EnvironmentMetadata:
         """The world's name and what the player is told."""
         return EnvironmentMetadata(
-            name=self.play.offer.name, description=self.play.offer.instruction or self.play.offer.name
+            name=self.play.named.name, description=self.play.named.instruction or self.play.named.name
         )
 
     def close(self) -> None:
@@ -110,13 +110,13 @@ class WorldServer(Environment[WorldAction, WorldObservation, WorldState]):
         self.play.world.close()
 
 
-def app_of(offer: Offer, most: int = 256) -> FastAPI:
+def app_of(named: NamedWorld, most: int = 256) -> FastAPI:
     """The web application of one world, for at most so many connections at once."""
     return create_fastapi_app(
-        lambda: WorldServer(offer),
+        lambda: WorldServer(named),
         WorldAction,
         WorldObservation,
         max_concurrent_envs=most,
-        env_name=offer.name,
+        env_name=named.name,
         state_cls=WorldState,
     )

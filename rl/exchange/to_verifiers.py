@@ -21,7 +21,7 @@ from verifiers.v1.dialects.chat import message_to_wire
 
 from ...data.trajectory import Invalid
 from ..worlds.base import WorldFault
-from .named_worlds import Play, find_offer
+from .named_worlds import Play, find_world
 from .text_play import WorldInText
 
 __all__ = ["ChatHarness", "WorldTaskset", "WorldsEnv"]  # verifiers finds its plugins by this list
@@ -45,8 +45,8 @@ class WorldTask(vf.Task[WorldData]):
         """Whether the seed leads to the same start twice, and a snapshot through JSON goes back to it."""
 
         def check() -> bool:
-            offer = find_offer(self.data.world)
-            one, other = Play(offer), Play(offer)
+            named = find_world(self.data.world)
+            one, other = Play(named), Play(named)
             try:
                 start = one.reset(self.data.seed)
                 if not start.text or other.reset(self.data.seed) != start:
@@ -73,7 +73,7 @@ class WorldTaskset(vf.Taskset[WorldTask, WorldsConfig]):
 
     def load(self) -> Iterator[WorldTask]:
         config = self.config
-        find_offer(config.world)  # an unknown name is refused before anything is played
+        find_world(config.world)  # an unknown name is refused before anything is played
         for number in range(config.seeds):
             seed = config.first_seed + number
             data = WorldData(idx=number, name=f"{config.world}#{seed}", prompt=None, world=config.world, seed=seed)

@@ -202,7 +202,7 @@ class Host:
             if len(blob) > LARGEST_MESSAGE:
                 size = f"{len(blob):,} bytes; at most {LARGEST_MESSAGE:,} are carried"
                 why = f"{name_call(self.target, call.kind)} would get {size}"
-                self._settle(call, number, ("invalid", why), replies)
+                self._record(call, number, ("invalid", why), replies)
         alone = False  # one call a message: after a loss, to learn which of several concurrent rows it was
         while len(replies) < len(calls):
             child = self._ensure()
@@ -217,7 +217,7 @@ class Host:
                     if place not in unanswered:
                         raise Lost("wrote into descriptors that are not its own: an answer to no question")
                     number, call, _ = unanswered.pop(place)
-                    self._settle(call, number, reply, replies)
+                    self._record(call, number, reply, replies)
             except Lost as lost:
                 self._kill(say_where=True)
                 if self.about["concurrent"] and len(unanswered) > 1:
@@ -230,11 +230,11 @@ class Host:
                     skipped = max_invalid + 1 < len(calls)
                     end = f"; after {max_invalid + 1:g} the others are not waited for" if skipped else ""
                     say(f"{why}. Its sample is Invalid; later ones are only counted{end}")
-                self._settle(call, number, ("invalid", why), replies)
+                self._record(call, number, ("invalid", why), replies)
                 if sum(word == "invalid" for word, *_ in replies.values()) > max_invalid:
                     why = f"not judged, after too many that were Invalid; the last: {why}"
                     for number, call in enumerate(calls):
-                        self._settle(call, number, ("invalid", why), replies)
+                        self._record(call, number, ("invalid", why), replies)
             except BaseException:  # Ctrl-C: replies still to come would be taken for those of the next calls
                 self._kill()
                 raise
@@ -261,7 +261,7 @@ class Host:
             size += len(packed[number])
         return group
 
-    def _settle(self, call: _Call, number: int, reply: tuple[Any, ...], replies: dict[int, tuple[Any, ...]]) -> None:
+    def _record(self, call: _Call, number: int, reply: tuple[Any, ...], replies: dict[int, tuple[Any, ...]]) -> None:
         """Take a reply in: for an episode, what is known of it changes too."""
         if number in replies:  # the answer after a replay that failed
             return

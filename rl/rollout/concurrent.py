@@ -53,11 +53,11 @@ class Calls:
             except Exception as error:
                 value = Invalid(f"{what}: {type(error).__name__}: {error}")
             try:
-                self.loop.call_soon_threadsafe(self._settle, done, value)
+                self.loop.call_soon_threadsafe(self._resolve, done, value)
             except RuntimeError:  # it came so late that the rollout is over
                 return
 
-    def _settle(self, done: asyncio.Future[Any], value: Any) -> None:
+    def _resolve(self, done: asyncio.Future[Any], value: Any) -> None:
         self.idle += 1
         if not done.done():  # an answer after its deadline changes nothing
             done.set_result(value)

@@ -66,7 +66,7 @@ class Vllm:
     request_s: float = 600.0  # deadline of one request
     sync_s: float = 300.0  # deadline of one weight update
     # the defaults of earlier releases
-    gone: ClassVar[dict[str, Any]] = {"backend": "gloo", "max_sequences": 256, "gpu_memory": 0.5}
+    earlier_defaults: ClassVar[dict[str, Any]] = {"backend": "gloo", "max_sequences": 256, "gpu_memory": 0.5}
 
     def __post_init__(self) -> None:
         if not self.devices and not self.urls:
@@ -152,7 +152,7 @@ class Rollouts:
     # of rl whose algorithm has no KL term: measure the divergence from the stage's start every rollouts_every steps,
     # for which its weights are kept a second time
     report_kl: bool = False
-    gone: ClassVar[dict[str, Any]] = {
+    earlier_defaults: ClassVar[dict[str, Any]] = {
         "deadline_s": 3600.0
     }  # the default of earlier releases, which runs of theirs hold
 
@@ -164,7 +164,7 @@ class Rollouts:
     @property
     def step_s(self) -> float:
         """Seconds that a step waits for its rollouts, or a stream for its sampler to pause."""
-        return self.gone["deadline_s"] if self.deadline_s is None else self.deadline_s
+        return self.earlier_defaults["deadline_s"] if self.deadline_s is None else self.deadline_s
 
     def __post_init__(self) -> None:
         if self.ahead < 0:

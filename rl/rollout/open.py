@@ -19,7 +19,7 @@ from ...core.engine import Engine
 from ...core.files import make_folder
 from ...core.mesh import Mesh
 from ...models.config import ModelConfig
-from ...models.expert_decode import lay_experts
+from ...models.expert_decode import pack_experts
 from ...models.lora import merged
 from ..sync.adapter import AdapterTransport
 from ..sync.names import adapter_weights, engine_weights
@@ -151,7 +151,7 @@ def _open_embedded(
             else:
                 held[name] = tensor.detach().clone()
         if first and held:
-            lay_experts(held, model)
+            pack_experts(held, model)
         if aside and engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)
         published = version

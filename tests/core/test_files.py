@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from terrella.core.errors import ConfigError
-from terrella.core.files import json_lines, settle, whole_folder, write_atomic
+from terrella.core.files import json_lines, sync_files, whole_folder, write_atomic
 from terrella.rl.web_pages.data import load_transitions
 from terrella.rl.webrl.release import read_lines, write_lines
 
@@ -89,7 +89,7 @@ def test_settled_files_follow_the_umask(tmp_path: Path) -> None:
     inner.parent.mkdir()
     inner.write_bytes(b"x")
     inner.chmod(0o600)
-    settle(tmp_path / "folder")
+    sync_files(tmp_path / "folder")
     plain = tmp_path / "plain"
     plain.write_bytes(b"")
     assert inner.stat().st_mode == plain.stat().st_mode

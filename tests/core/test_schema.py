@@ -235,7 +235,7 @@ def test_a_setting_that_is_gone_is_passed_over_at_the_value_that_says_nothing() 
     @dataclass(frozen=True)
     class Later:
         size: int = 1
-        gone: ClassVar[dict] = {"world": "language", "video": None}
+        earlier_defaults: ClassVar[dict] = {"world": "language", "video": None}
 
     later = schema.build(Later, schema.parse_yaml("size: 2\nworld: language\nvideo: null\n", "old.yaml"))
     assert later == Later(2) and schema.differences({"size": 2, "world": "language", "video": None}, later) == []
@@ -248,7 +248,7 @@ def test_a_run_that_was_begun_with_a_former_default_goes_on() -> None:
     @dataclass(frozen=True)
     class Later:
         mode: str | None = None
-        gone: ClassVar[dict] = {"mode": "slow"}
+        earlier_defaults: ClassVar[dict] = {"mode": "slow"}
 
     assert schema.build(Later, schema.parse_yaml("mode: slow\n", "own.yaml")) == Later("slow")  # which is still there
     assert schema.differences({"mode": "slow"}, Later()) == schema.differences({"mode": "slow"}, Later("slow")) == []

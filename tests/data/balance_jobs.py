@@ -39,7 +39,7 @@ def spread_rows(parallel: dict[str, Any], each: int, hidden: int) -> dict[str, A
         for i, n in enumerate(sizes)
     ]
     found = spread(rows, 16_384, mesh, hidden)
-    home = found.bring_home([batch.targets_T for batch in found.batches])
+    home = found.to_owners([batch.targets_T for batch in found.batches])
     right = all((value[1:] == row.ids[1:]).all() for value, row in zip(home, rows, strict=True)) and len(home) == len(
         rows
     )

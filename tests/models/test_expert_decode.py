@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from terrella.models.config import ModelConfig
 from terrella.models.expert_decode import ExpertWeights, route, routed
-from terrella.models.expert_matmul import lay_side_by_side, side_by_side
+from terrella.models.expert_matmul import pack_in_place, stacked
 from terrella.tests.parallel.pool import run_ranks
 
 CONFIG = ModelConfig(
@@ -20,14 +20,14 @@ CONFIG = ModelConfig(
 def test_matrices_that_lie_evenly_are_viewed_and_others_copied() -> None:
     buffer = torch.randn(6 * 48)
     parts = [buffer[i * 48 : i * 48 + 32].view(4, 8) for i in range(6)]
-    joined = side_by_side(parts)
+    joined = stacked(parts)
     assert joined.data_ptr() == buffer.data_ptr() and torch.equal(joined, torch.stack(parts))
     for others in ([*parts[:-1], parts[-1].clone()], [parts[0], parts[2], parts[1], *parts[3:]], parts[::-1]):
-        joined = side_by_side(others)
+        joined = stacked(others)
         assert torch.equal(joined, torch.stack(others)) and joined.data_ptr() != buffer.data_ptr()
         copies = [part.clone() for part in others]
-        lay_side_by_side(copies)
-        assert side_by_side(copies).data_ptr() == copies[0].data_ptr() and torch.equal(side_by_side(copies), joined)
+        pack_in_place(copies)
+        assert stacked(copies).data_ptr() == copies[0].data_ptr() and torch.equal(stacked(copies), joined)
 
 
 @pytest.mark.parametrize(("world", "layout"), [(1, {}), (2, {"expert": 2}), (2, {"overlap_grad_reduce": True})])

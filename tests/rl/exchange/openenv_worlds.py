@@ -11,7 +11,7 @@ import socket
 import uvicorn
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
 
-from terrella.rl.exchange.named_worlds import find_offer
+from terrella.rl.exchange.named_worlds import find_world
 from terrella.rl.exchange.to_openenv import app_of
 
 
@@ -63,7 +63,7 @@ class Counter(Adder):
 
 
 APPS = {
-    "sokoban": lambda: app_of(find_offer("SimpleSokoban"), 64),
+    "sokoban": lambda: app_of(find_world("SimpleSokoban"), 64),
     "adder": lambda: create_fastapi_app(Adder, Sum, Shown, max_concurrent_envs=64),
     "counter": lambda: create_fastapi_app(Counter, Count, Shown, max_concurrent_envs=64),
 }

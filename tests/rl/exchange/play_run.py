@@ -7,12 +7,12 @@ import random
 import sys
 from pathlib import Path
 
-from terrella.launch.imagined import Imagining, offer_of
-from terrella.rl.exchange.named_worlds import Play, find_offer
+from terrella.launch.imagined import Imagining, imagined_world
+from terrella.rl.exchange.named_worlds import Play, find_world
 
 
 def main(run: str, world: str) -> None:
-    play = Play(offer_of(Path(run), find_offer(world), Imagining(max_new_tokens=16)))
+    play = Play(imagined_world(Path(run), find_world(world), Imagining(max_new_tokens=16)))
     try:
         start, rng = play.reset(3), random.Random(0)
         first = play.step(play.random_action(rng))
@@ -21,7 +21,7 @@ def main(run: str, world: str) -> None:
         play.restore(kept)
         again = play.step(action)
         frame = play.world.picture()
-        told = {"name": play.offer.name, "start": start.text, "info": first.info, "again": again == second}
+        told = {"name": play.named.name, "start": start.text, "info": first.info, "again": again == second}
         print(json.dumps(told | {"frame": None if frame is None else list(frame.shape)}))
     finally:
         play.world.close()

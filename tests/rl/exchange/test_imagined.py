@@ -4,8 +4,8 @@ import json
 import random
 
 from terrella.data.trajectory import Invalid
-from terrella.rl.exchange.imagined import Beside, ImaginedGrid
-from terrella.rl.exchange.named_worlds import Offer, Play, find_offer
+from terrella.rl.exchange.imagined import ComparedWorld, ImaginedGrid
+from terrella.rl.exchange.named_worlds import NamedWorld, Play, find_world
 from terrella.rl.grid.imagination import GridDynamics
 from terrella.rl.text_games.evaluate import copy_answers
 from terrella.rl.text_games.world import ImaginedGame, TextGame, true_predictor
@@ -13,12 +13,12 @@ from terrella.rl.text_games.world import ImaginedGame, TextGame, true_predictor
 GAME = "mix-colours"
 
 
-def game(predict) -> Offer:
-    return Offer("imagined", lambda: Beside(ImaginedGame(predict, GAME), TextGame(GAME)), "", 20)
+def game(predict) -> NamedWorld:
+    return NamedWorld("imagined", lambda: ComparedWorld(ImaginedGame(predict, GAME), TextGame(GAME)), "", 20)
 
 
 def test_a_right_model_stays_exact_and_a_copying_one_drifts() -> None:
-    right, copying, true = Play(game(true_predictor)), Play(game(copy_answers)), Play(find_offer(f"text-game/{GAME}"))
+    right, copying, true = Play(game(true_predictor)), Play(game(copy_answers)), Play(find_world(f"text-game/{GAME}"))
     rng, agreed = random.Random(0), []
     assert right.reset(3).text == copying.reset(3).text == true.reset(3).text
     for step in range(1, 9):
@@ -37,13 +37,13 @@ def test_a_right_model_stays_exact_and_a_copying_one_drifts() -> None:
 
 
 def test_sokoban_imagined_cell_by_cell() -> None:
-    true, dynamics = find_offer("SimpleSokoban"), GridDynamics.of("SimpleSokoban")
+    true, dynamics = find_world("SimpleSokoban"), GridDynamics.of("SimpleSokoban")
     answers = [dynamics.next, lambda state, action: "?" * len(state), lambda state, action: Invalid("no sampler")]
     right, broken, failing = (
         Play(
-            Offer(
+            NamedWorld(
                 "imagined",
-                lambda answer=answer: Beside(ImaginedGrid(true.make(), dynamics, answer), true.make()),
+                lambda answer=answer: ComparedWorld(ImaginedGrid(true.make(), dynamics, answer), true.make()),
                 "",
                 9,
             )

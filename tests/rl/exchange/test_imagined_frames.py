@@ -13,8 +13,8 @@ from terrella.data.trajectory import Invalid
 from terrella.data.video_actions import ActionBins
 from terrella.data.video_layout import VideoLayout
 from terrella.models.video.tokenizer import build_tokenizer
-from terrella.rl.exchange.imagined import Beside
-from terrella.rl.exchange.named_worlds import Offer, Play
+from terrella.rl.exchange.imagined import ComparedWorld
+from terrella.rl.exchange.named_worlds import NamedWorld, Play
 from terrella.rl.rollout.sampler import Sample, SampleRequest
 from terrella.rl.video.imagine import ClipDecoder
 from terrella.rl.video.real2sim import WorldModelSimulator
@@ -86,12 +86,12 @@ def play_of(sampler) -> Play:
     decoder = ClipDecoder(build_tokenizer(COMPRESSIVE).eval(), layout)
     bins = ActionBins(Table().action_ranges, 8)
 
-    def make() -> Beside:
+    def make() -> ComparedWorld:
         true = PaintedTable()
         simulator = WorldModelSimulator(sampler, decoder, bins, top_k=0, repetition_penalty=1.0, seed=0)
-        return Beside(ImaginedTable(true, "push", simulator), true)
+        return ComparedWorld(ImaginedTable(true, "push", simulator), true)
 
-    return Play(Offer("imagined", make, "", 20, (16, 16)))
+    return Play(NamedWorld("imagined", make, "", 20, (16, 16)))
 
 
 def walk(play: Play, actions: list[str]) -> list[tuple]:

@@ -10,8 +10,8 @@ import shutil
 import pytest
 
 from terrella.data.trajectory import Invalid
-from terrella.rl.exchange.imagined import Beside
-from terrella.rl.exchange.named_worlds import Offer, Play, find_offer
+from terrella.rl.exchange.imagined import ComparedWorld
+from terrella.rl.exchange.named_worlds import NamedWorld, Play, find_world
 from terrella.rl.rewards.web_page import NOTHING
 from terrella.rl.web_pages.changes import page_changes
 from terrella.rl.web_pages.data import load_transitions
@@ -52,7 +52,9 @@ class RecordedPage(World):
 
 def imagined(episode: list[PageTransition], predict) -> Play:
     true = RecordedPage(episode)
-    return Play(Offer("imagined", lambda: Beside(ImaginedPage(true, episode[0].url, predict), true), "", 50))
+    return Play(
+        NamedWorld("imagined", lambda: ComparedWorld(ImaginedPage(true, episode[0].url, predict), true), "", 50)
+    )
 
 
 def test_true_changes_stay_exact_and_copies_drift() -> None:
@@ -117,7 +119,7 @@ def test_the_true_page_is_the_recorded_one_and_goes_back() -> None:
         assert "chromium" not in os.environ.get("TERRELLA_REQUIRE", ""), "chromium is required and missing"
         pytest.skip("chromium is not installed; make system-deps")
     episode = load_transitions()[:STEPS]
-    play = Play(find_offer("web-page/todo"))
+    play = Play(find_world("web-page/todo"))
     try:
         assert play.reset(0).text == episode[0].observation
         for step in episode[:4]:

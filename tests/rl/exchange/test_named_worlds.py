@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from terrella.core.errors import ConfigError
-from terrella.rl.exchange.named_worlds import Play, find_offer
+from terrella.rl.exchange.named_worlds import Play, find_world
 from terrella.rl.worlds.base import WorldFault
 
 SOME = ["SimpleSokoban", "FrozenLake", "Sudoku", "Countdown", "MetamathQA", "Bandit", "WebShop", "text-game/brew-tea"]
@@ -27,21 +27,21 @@ def walk(play: Play, steps: int, rng: random.Random) -> list[tuple]:
 
 @pytest.mark.parametrize("name", SOME)
 def test_seeds_repeat_and_a_snapshot_goes_back(name: str) -> None:
-    one, other = Play(find_offer(name)), Play(find_offer(name))
+    one, other = Play(find_world(name)), Play(find_world(name))
     assert one.reset(7).text == other.reset(7).text
     assert walk(one, 2, random.Random(1)) == walk(other, 2, random.Random(1))
     kept = json.loads(json.dumps(one.snapshot()))
     if not one.last.done:
         after = walk(one, 3, random.Random(2))
-        fresh = Play(find_offer(name))
+        fresh = Play(find_world(name))
         assert fresh.restore(kept).text == other.last.text
         assert walk(fresh, 3, random.Random(2)) == after
 
 
 def test_what_is_no_action_costs_one_and_the_actions_end() -> None:
-    play = Play(find_offer("SimpleSokoban"))
+    play = Play(find_world("SimpleSokoban"))
     start = play.reset(0)
-    turns = [play.step("jump") for _ in range(play.offer.max_actions)]
+    turns = [play.step("jump") for _ in range(play.named.max_actions)]
     assert turns[0].text == start.text and turns[0].info["action_is_valid"] == 0.0 and not turns[0].done
     assert turns[-1].truncated and not turns[-1].terminated
     with pytest.raises(WorldFault, match="reset"):
@@ -50,8 +50,8 @@ def test_what_is_no_action_costs_one_and_the_actions_end() -> None:
 
 def test_unknown_names_and_foreign_snapshots_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'SimpleSokoban'"):
-        find_offer("SimpleSokobann")
-    play = Play(find_offer("SimpleSokoban"))
+        find_world("SimpleSokobann")
+    play = Play(find_world("SimpleSokoban"))
     play.reset(0)
     with pytest.raises(WorldFault, match="FrozenLake"):
         play.restore({"name": "FrozenLake"})
@@ -61,7 +61,7 @@ def test_unknown_names_and_foreign_snapshots_are_refused() -> None:
 
 def test_worlds_need_no_torch() -> None:
     code = (
-        "import sys; from terrella.rl.exchange.named_worlds import *; Play(find_offer('Countdown')).reset(1); "
+        "import sys; from terrella.rl.exchange.named_worlds import *; Play(find_world('Countdown')).reset(1); "
         "print('torch' in sys.modules)"
     )
     assert (

@@ -18,7 +18,7 @@ from openenv.core import GenericEnvClient
 from terrella.core.errors import ConfigError
 from terrella.rl.exchange.common import text_of
 from terrella.rl.exchange.from_openenv import OpenEnvEnvironment, _drawn
-from terrella.rl.exchange.named_worlds import Play, find_offer
+from terrella.rl.exchange.named_worlds import Play, find_world
 
 PATIENCE_S = 300.0
 
@@ -54,7 +54,7 @@ def test_its_validator_passes(servers: dict[str, str]) -> None:
 
 
 def test_its_client_plays_our_world_with_seeds_and_snapshots(servers: dict[str, str]) -> None:
-    native = Play(find_offer("SimpleSokoban"))
+    native = Play(find_world("SimpleSokoban"))
     with (
         GenericEnvClient(base_url=servers["sokoban"]).sync() as one,
         GenericEnvClient(base_url=servers["sokoban"]).sync() as other,
@@ -76,7 +76,7 @@ def test_its_client_plays_our_world_with_seeds_and_snapshots(servers: dict[str, 
 def test_an_environment_behind_an_address_is_played_in_text(servers: dict[str, str]) -> None:
     world = OpenEnvEnvironment(servers["sokoban"], max_actions=4)
     assert world.words == ["Up", "Down", "Left", "Right"] and world.field == "text"
-    native, playing = Play(find_offer("SimpleSokoban")), world.play({"seed": 3})
+    native, playing = Play(find_world("SimpleSokoban")), world.play({"seed": 3})
     assert native.reset(3).text in next(playing)
     total = 0.0
     with pytest.raises(StopIteration) as ended:

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("openenv.core.env_server", reason="the extra openenv is not installed")
 from openenv.core import GenericEnvClient
 
-from terrella.rl.exchange.named_worlds import Play, find_offer
+from terrella.rl.exchange.named_worlds import Play, find_world
 from terrella.rl.web_pages.data import load_transitions
 from terrella.rl.web_pages.tree import items_f1
 
@@ -78,7 +78,7 @@ def actions_of(world: str) -> list[str]:
     """What is played: the recorded actions of a page's start, or actions that the true game understands."""
     if world.startswith("web-page/"):
         return [step.action for step in load_transitions()[:STEPS]]  # of the first page, whose seed is 0
-    play, rng, chosen = Play(find_offer(world)), random.Random(0), []
+    play, rng, chosen = Play(find_world(world)), random.Random(0), []
     play.reset(SEED)
     for _ in range(STEPS):
         chosen.append(play.random_action(rng))

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("openenv.core.env_server", reason="the extra openenv is not installed")
 
-from terrella.rl.exchange.named_worlds import Play, find_offer
+from terrella.rl.exchange.named_worlds import Play, find_world
 from terrella.tests.rl.exchange.test_openenv import servers
 
 __all__ = ["servers"]  # a fixture
@@ -53,7 +53,7 @@ def soak(url: str, episodes: int, actions: int) -> int:
 
     seen = {seed: texts for part in asyncio.run(everyone()) for seed, texts in part.items()}
     assert sorted(seen) == list(range(episodes))
-    play = Play(find_offer("SimpleSokoban"))
+    play = Play(find_world("SimpleSokoban"))
     assert [seed for seed in range(episodes) if seen[seed] != native(play, seed, actions)] == []
     steps = sum(len(texts) - 1 for texts in seen.values())
     print(f"{len(seen)} episodes by {CLIENTS} clients, {steps} steps: none lost, none crossed")
