@@ -222,28 +222,7 @@ class GPTBuilder:
 
     def __call__(self, parallel: ParallelConfig, precision: PrecisionConfig, seed: int) -> list[torch.nn.Module]:
         m = self.model
-        config = transformer_config(
-            parallel,
-            precision,
-            layers=m.layers,
-            hidden=m.hidden,
-            heads=m.heads,
-            kv_heads=m.kv_heads,
-            head_dim=m.head_dim,
-            ffn=m.ffn,
-            vocab=m.padded_vocab,
-            norm_eps=m.norm_eps,
-            qkv_bias=m.qkv_bias,
-            qk_norm=m.qk_norm,
-            experts=m.experts,
-            experts_per_token=m.experts_per_token,
-            expert_ffn=m.expert_ffn,
-            expert_weights_sum_to_one=m.expert_weights_sum_to_one,
-            around_zero=m.block == "gemma",
-            window=m.sliding_window,
-            global_every=m.global_every,
-            softmax_scale=m.query_scale,
-        )
+        config = transformer_config(parallel, precision, m)
         use_te = self._use_te(precision)
         if parallel.cuda_graphs and (use_te or m.experts or m.block != "llama" or precision.params != "bf16"):
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,55 +14,25 @@ from .setup import expert_tensor_size
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def transformer_config(
-    parallel: ParallelConfig,
-    precision: PrecisionConfig,
-    *,
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    ffn: int,
-    vocab: int,
-    norm_eps: float,
-    qkv_bias: bool,
-    qk_norm: bool,
-    experts: int = 0,
-    experts_per_token: int = 0,
-    expert_ffn: int = 0,
-    expert_weights_sum_to_one: bool = True,
-    around_zero: bool = False,
-    window: int = 0,
-    global_every: int = 1,
-    softmax_scale: float | None = None,
-):
-    """Translate and check: what Megatron would get silently wrong is set right here or refused."""
+def transformer_config(parallel: ParallelConfig, precision: PrecisionConfig, model: Any) -> Any:
+    """Megatron's config for a `ModelConfig` (of models/, which core does not import). What Megatron would silently get
+    wrong is set right here or refused.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core.transformer.transformer_config import TransformerConfig
 
-    check_layout(
-        parallel,
-        world=dist.get_world_size(),
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        ffn=expert_ffn if experts else ffn,
-        experts=experts,
-        vocab=vocab,
-    )
+    check_layout(parallel, world=dist.get_world_size(), **model.cut_sizes)
     dtype = DTYPES[precision.params]
     cuda = torch.cuda.is_available()
     options: dict = {}
     sent = cuda if parallel.expert_dispatch == "auto" else parallel.expert_dispatch == "alltoall"
-    if experts:
+    if model.experts:
         options.update(
-            num_moe_experts=experts,
-            moe_router_topk=experts_per_token,
-            moe_ffn_hidden_size=expert_ffn,
-            moe_router_pre_softmax=not expert_weights_sum_to_one,
+            num_moe_experts=model.experts,
+            moe_router_topk=model.experts_per_token,
+            moe_ffn_hidden_size=model.expert_ffn,
+            moe_router_pre_softmax=not model.expert_weights_sum_to_one,
             moe_router_score_function="softmax",
             moe_router_load_balancing_type="none",
             moe_router_dtype="fp32",
@@ -69,39 +40,39 @@ def transformer_config(
             moe_token_dispatcher_type="alltoall" if sent else "allgather",
             moe_grouped_gemm=False,
         )
-    if window:
-        options.update(window_size=(window - 1, 0), window_attn_skip_freq=global_every)
+    if model.sliding_window:
+        options.update(window_size=(model.sliding_window - 1, 0), window_attn_skip_freq=model.global_every)
     if parallel.virtual_pipeline > 1:
-        # With two pipeline ranks both neighbours are one peer and batched sends pair wrongly: wrong gradients, no
-        # error.
+        # With two pipeline ranks both neighbours are the same peer, and batched sends pair up wrongly: wrong gradients
+        # and no error.
         options.update(overlap_p2p_comm=True, batch_p2p_comm=False)
     if parallel.recompute == "full":
         options.update(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
     if precision.fp8 and precision.layers == "te":
         options.update(fp8="hybrid", fp8_recipe="delayed", fp8_amax_history_len=1024, fp8_amax_compute_algo="max")
     return TransformerConfig(
-        num_layers=layers,
-        hidden_size=hidden,
-        num_attention_heads=heads,
-        num_query_groups=kv_heads,
-        kv_channels=head_dim,
-        ffn_hidden_size=ffn,
+        num_layers=model.layers,
+        hidden_size=model.hidden,
+        num_attention_heads=model.heads,
+        num_query_groups=model.kv_heads,
+        kv_channels=model.head_dim,
+        ffn_hidden_size=model.ffn,
         normalization="RMSNorm",
-        layernorm_epsilon=norm_eps,
-        layernorm_zero_centered_gamma=around_zero,
-        softmax_scale=softmax_scale,
-        qk_layernorm=qk_norm,
+        layernorm_epsilon=model.norm_eps,
+        layernorm_zero_centered_gamma=model.block == "gemma",
+        softmax_scale=model.query_scale,
+        qk_layernorm=model.qk_norm,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
-        add_qkv_bias=qkv_bias,
+        add_qkv_bias=model.qkv_bias,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        # Megatron's initialisers also set the sharding attributes, so they run; the weights themselves are drawn by the
-        # model's builder.
-        init_method=_leave,
-        output_layer_init_method=_leave,
-        embedding_init_method=_leave,
+        # Megatron's initialisers also set the sharding attributes, so they must run; the model's builder draws the
+        # weights.
+        init_method=_keep,
+        output_layer_init_method=_keep,
+        embedding_init_method=_keep,
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         virtual_pipeline_model_parallel_size=parallel.virtual_pipeline if parallel.virtual_pipeline > 1 else None,
@@ -127,5 +98,5 @@ def transformer_config(
     )
 
 
-def _leave(weight: torch.Tensor) -> torch.Tensor:
+def _keep(weight: torch.Tensor) -> torch.Tensor:
     return weight
