@@ -23,6 +23,10 @@ class ConfigError(TerrellaError):
     exit_code = 2
 
 
+class LengthError(ConfigError):
+    """A prompt, or an answer to imitate, is longer than the model has positions for."""
+
+
 class StorageError(TerrellaError):
     """A disk is full, a folder cannot be written, or a stored file is damaged."""
 

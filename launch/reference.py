@@ -122,7 +122,8 @@ def render() -> str:
             )
         parts.append("")
     parts.append("## Exit codes\n\n| code | meaning |\n|---|---|\n| 0 | done, or nothing to do |")
-    known = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.TerrellaError)]
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.TerrellaError)]
+    known = [c for c in classes if "exit_code" in vars(c)]  # others are kinds of these
     parts.extend(
         f"| {c.exit_code} | {' '.join((c.__doc__ or '').split())} |" for c in sorted(known, key=lambda c: c.exit_code)
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from ..core.errors import ConfigError
+from ..core.errors import LengthError
 from ..data.tokenizers import Tokenizer
 from ..data.trajectory import Invalid, Trajectory
 from .chat import first_ids, turns_of
@@ -166,7 +166,7 @@ class Conversations:
 
     def _too_long(self, talk: Conversation, length: int, params: SamplingParams) -> End:
         if not talk.turns:
-            raise ConfigError(
+            raise LengthError(
                 f"a prompt of {length} tokens and max_new_tokens = {params.max_new_tokens} exceed model.max_positions "
                 f"= {self.max_length}; lower max_new_tokens, or shorten the prompt. It is that of task "
                 f"{str(talk.task)[:200]}, and begins with {text_of(talk.prompts[0])[:80]!r}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..core.batch import PackedBatch
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, LengthError
 from ..core.mesh import Mesh
 from ..core.rng import permutation, shuffled
 from ..data.schema import TEXT
@@ -333,7 +333,7 @@ class Tasks(ABC):
         ids = (*self.tokenizer.encode(answer), self.tokenizer.eos_id)
         length, most = len(context) + len(ids), self.max_length
         if most is not None and length > most:
-            raise ConfigError(
+            raise LengthError(
                 f"{where}: prompt and answer have {length} tokens, model.max_positions is {most}; leave the task out "
                 "or cut it"
             )

@@ -128,12 +128,14 @@ def _show(shown: Shown | str) -> None:
 
 def _rehearse(config: recipes.Recipe, layout: str | None, keep: Path | None) -> None:
     from .. import rehearse
+    from .check_recipe import require_room
 
     begun = time.monotonic()
     if keep and (keep / "run").exists():
         raise ConfigError(f"--keep {keep}: holds an earlier rehearsal, which would be taken for this one; name another")
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as scratch:
         place = keep or Path(scratch)
+        require_room(config, place / "run")
         place.mkdir(parents=True, exist_ok=True)
         rehearsal = rehearse.turned_down(config, layout, place)
         for line in rehearse.describe_changes(config, rehearsal):

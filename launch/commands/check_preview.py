@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...core.errors import ConfigError, TerrellaError
+from ...core.errors import LengthError, TerrellaError
 from ...data.trajectory import Invalid, Trajectory
 from ...models.geometry import count
 from ..recipe import Recipe
@@ -61,13 +61,15 @@ class _Random:
         return made
 
 
-def preview(recipe: Recipe, job: Any) -> Shown | str:
-    """The first episode of the recipe's first RL stage, or why none can be shown."""
+def preview(recipe: Recipe, job: Any, drawn: bool = False) -> Shown | str:
+    """The first episode of the recipe's first RL stage, or why none can be shown. With `drawn` no model is loaded to
+    answer.
+    """
     stage = next((s for kind in (Reinforce, Score) for s in recipe.stages if isinstance(s, kind)), None)
     if stage is None or getattr(recipe.env, "layout", None) is not None:  # codes have no text
         return "no stage of this recipe samples text for a reward; --rehearse plays all that it has"
     with _environment(stage, recipe, job) as (tokenizer, limit, play):
-        sampler, how = _sampler(recipe, tokenizer)
+        sampler, how = (_Random(tokenizer.vocab_size), "at random") if drawn else _sampler(recipe, tokenizer)
         seen = _Seen(sampler)
         played = play(seen, min(limit or ANSWER_TOKENS, ANSWER_TOKENS))
     if seen.first is None and isinstance(played.reward, Invalid):
@@ -76,7 +78,7 @@ def preview(recipe: Recipe, job: Any) -> Shown | str:
         return "the first episode ended before the model was asked anything"
     request, answer = seen.first
     if limit is not None and len(request.ids) + limit > job.model.max_positions:
-        raise ConfigError(
+        raise LengthError(
             f"stages: {stage.name}: a prompt of {len(request.ids)} tokens and max_new_tokens = {limit} exceed "
             f"model.max_positions = {job.model.max_positions}"
         )

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...core.by_path import ByPath
 from ...core.config import ParallelConfig, check_layout
-from ...core.errors import ConfigError, TerrellaError, describe_error, missing_extra
+from ...core.errors import ConfigError, LengthError, TerrellaError, describe_error, missing_extra
 from ...core.health import Check
 from ...core.run import require_ours, require_same_settings
 from ...models.geometry import adapter_parameters, count
@@ -293,6 +293,25 @@ def _stages(recipe: Recipe, job: Any) -> Iterator[Check]:
             if isinstance(stage, Start):  # those that read its tokenizer will miss it too
                 said.add(guarded("tokenizer", lambda: str(tokenizer_of(job))).text)
         yield finding
+
+
+def require_room(recipe: Recipe, folder: Path) -> None:
+    """Refuse prompts and lessons that the recipe's own model has no room for: a rehearsal shortens answers, and would
+    not meet them. What cannot be looked at, as data that is not there, the rehearsal has something else for.
+    """
+    from .check_preview import preview
+
+    job, faulty = alone(recipe, folder), list[Any]()
+    verbs = [stage for stage in recipe.stages if isinstance(stage, Collect | Tune | Reinforce | Score)]
+    looks = [(stage.env or recipe.env, partial(stage_check(stage.kind), stage, job)) for stage in verbs]
+    for env, one in (*looks, (recipe.env, partial(preview, recipe, job, drawn=True))):
+        try:
+            if env not in faulty:  # one that hangs is not waited for again
+                one()
+        except LengthError:
+            raise
+        except Exception:
+            faulty.append(env)
 
 
 def own_environments(recipe: Recipe) -> Iterator[Check]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.by_path import ByPath
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, LengthError
 from ...data.rows import demonstration, info_of, read_rows, render_prompt
 from ...data.tokenizers import ByteTokenizer, Tokenizer
 from ...data.trajectory import Invalid, TokenSequence
@@ -239,7 +239,7 @@ class DataTasks(Tasks):
         long = [(row, length) for row in rows if (length := self._overlong(row, "", new))]
         if long:
             row, length = long[0]
-            raise ConfigError(
+            raise LengthError(
                 f"{row}: its prompt has {length} tokens, which with stages.{self.stage}.max_new_tokens = {new} exceed "
                 f"model.max_positions = {self.max_length}{_more(long)}; leave such rows out, or change these settings"
             )
@@ -255,7 +255,7 @@ class DataTasks(Tasks):
         long = [(row, length) for row in rows if (length := self._overlong(row, row.answer or "", 1))]
         if long:
             row, length = long[0]
-            raise ConfigError(
+            raise LengthError(
                 f"{where}: {row}: prompt and answer have {length + 1} tokens, model.max_positions is {self.max_length}"
                 f"{_more(long)}; leave such rows out or cut them"
             )

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, LengthError
 from ...core.rng import fold, shuffled
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid, Trajectory
@@ -49,7 +49,7 @@ class SiteTasks(Tasks):
 
     def _require(self, setting: str, needed: int) -> None:
         if self.max_length is not None and needed > self.max_length:
-            raise ConfigError(
+            raise LengthError(
                 f"env.{setting}: prompts and answers take {needed} positions, model.max_positions is {self.max_length}"
             )
 

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe
+from terrella.launch.commands.check import check as command
 from terrella.launch.commands.check_recipe import alone
 from terrella.launch.worker import check_stages
 
@@ -111,6 +113,20 @@ def test_rows_that_rl_has_no_room_for_are_named_before_the_first_stage(place: Pa
     write_rows(place, row5={"answer": ""}, row8={"prompt": "x" * 61}, row10={"prompt": "x" * 60})
     with pytest.raises(ConfigError, match=r"rows\.jsonl:8: .* 61 tokens, .* stages\.sft\.max_new_tokens = 4 exceed"):
         check(place)
+
+
+@pytest.mark.parametrize("env", ["{kind: data, train: rows.jsonl, reward: 'my.py:score'}", "{kind: 'my.py:Echo'}"])
+def test_a_rehearsal_is_refused_for_lengths_that_it_would_not_meet(place: Path, env: str) -> None:
+    """It has shorter answers: 40 tokens and 16 would fit into 64 positions."""
+    write_rows(place, row10={"prompt": "x" * 40})
+    (place / "my.py").write_text(MY.replace('["a"]', '["x" * 40]'))
+    scored = "  - {kind: eval, name: evaluate, models: [start], max_new_tokens: 32}\n"
+    text = TUNE[: TUNE.index("  - {kind: sft")] + scored
+    (place / "tune.yaml").write_text(text.replace('{kind: data, train: rows.jsonl, reward: "my.py:score"}', env))
+    for option in ([], ["--rehearse"]):
+        done = CliRunner().invoke(command, [str(place / "tune.yaml"), *option])
+        said = done.output + str(done.exception)
+        assert "40 tokens" in said and "max_new_tokens = 32" in said and "rehearsing" not in said, said
 
 
 @pytest.mark.parametrize("count", [1, 9])
