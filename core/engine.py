@@ -119,6 +119,7 @@ class Engine:
         self.build = build
         self.device = setup.device()
         self.steps = 0
+        self.weights_version = 0  # raised whenever weights change: by a step, and by every load
         self.writer: Any = None  # of a checkpoint in the background
         self.chunks = [chunk.to(self.device) for chunk in build(parallel, precision, seed)]
         self._parked: list[Any] = []
@@ -132,7 +133,7 @@ class Engine:
         self._routing_2: torch.Tensor | None = None  # of the last step: choices given to routers, those not their own
         self._balance: torch.Tensor | None = None  # of the last step: the experts' balancing loss, where there is one
         self._gathering = False  # updated weights are still on their way
-        self._uncast = True  # weights have changed since the fp8 copies of them were made
+        self._cast_version = -1  # of the weights that the fp8 copies were made of
         self._profiler = profile.claim(dist.get_rank()) if optimizer is not None else None
 
     def _wait_for_weights(self) -> None:
@@ -149,10 +150,10 @@ class Engine:
         """
         if self.precision.own_fp8 or self.parallel.cuda_graphs:
             self._wait_for_weights()
-        if self._uncast and self.precision.own_fp8:
+        if self._cast_version != self.weights_version and self.precision.own_fp8:
             for chunk in self.chunks:
                 chunk.cast_weights()  # type: ignore[operator]
-        self._uncast = False
+        self._cast_version = self.weights_version
 
     def _balance_tokens(self, microbatches: list[PackedBatch]) -> float:
         """Over how many tokens of all data ranks the experts' balance of a step is a mean; 0 where none is asked for.
@@ -280,7 +281,8 @@ class Engine:
         lr = learning_rate(self.optimizer_config, self.steps)
         with profile.marked("update"):
             norm = adam.update(self.optimizer, self._wrapped, self.optimizer_config, lr)
-        self._gathering, self._uncast = self.parallel.overlap_param_gather, True
+        self._gathering = self.parallel.overlap_param_gather
+        self.weights_version += 1
         if not self._gathering:
             self._cast()  # while the device still computes, the host has time
         self.steps += 1
@@ -370,7 +372,7 @@ class Engine:
                 graphs.forget()  # they know the addresses of what is moved
             if self.precision.own_fp8:
                 chunk.drop_casts()  # type: ignore[operator]
-        self._uncast = True
+        self._cast_version = -1
         self._parked = offload.park(self.chunks, self._wrapped, self.optimizer)
 
     def reload(self) -> None:
@@ -410,6 +412,7 @@ class Engine:
         """
         from .mcore import optimizer as adam
 
+        self.weights_version += 1
         with torch.no_grad():
             for p in self.local_parameters():
                 full = source(p.name)
@@ -417,7 +420,6 @@ class Engine:
                     continue
                 p.require_shape(tuple(full.shape))
                 p.param.copy_(p.shard.cut(full) if isinstance(full, torch.Tensor) else full.cut(p.shard))
-        self._uncast = True
         if self.optimizer is not None:
             adam.refresh_masters(self.optimizer)
 
@@ -442,5 +444,5 @@ class Engine:
         """Restore weights, optimizer, step and generators from a checkpoint of any layout; returns the saved
         `extra`.
         """
-        self._uncast = True
+        self.weights_version += 1
         return checkpoint.load(self, Path(path), weights_only)

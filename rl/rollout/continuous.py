@@ -96,7 +96,7 @@ class ContinuousBatch:
     slow path, `copying` where rows may propose tokens.
 
     With `keep` the pages of finished requests stay known to `pages`, for requests that go on from them. `use` is added
-    to.
+    to. `weights_version` is of the weights that `pages` were computed with.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class ContinuousBatch:
         params: SamplingParams | None,
         keep: bool,
         use: Use,
+        weights_version: int,
         copying: Copying | None = None,
     ) -> None:
         self.step, self.pool, self.pages, self.requests = step, pool, pages, list(requests)
@@ -144,7 +145,7 @@ class ContinuousBatch:
         self.stopped = np.zeros(len(requests), bool)
         self.pending: deque[Window] = deque()
         self.routes: dict[int, tuple[torch.Tensor, torch.cuda.Event | None]] = {}  # experts of requests that are over
-        self.version = 0
+        self.version, self.weights_version = 0, weights_version
         self.tickets: dict[int, Ticket] = {}  # of a stream: the requests that have no answer yet
         self.by: np.ndarray | None = None  # of a stream: which version sampled each token
         self.spare: list[int] = []  # of a stream: numbers of requests that are gone
@@ -173,19 +174,20 @@ class ContinuousBatch:
         self,
         tickets: Sequence[Ticket],
         stream: Stream,
-        version: Callable[[], int],
+        versions: Callable[[], tuple[int, int]],
         suits: Callable[[SampleRequest], bool],
     ) -> list[Ticket]:
         """Answer the tickets that it was made for, and those that the stream gives meanwhile, until none is left.
-        Returns those that came and do not suit it: once there are some, no others are taken.
+        Returns those that came and do not suit it: once there are some, no others are taken. `versions` are the one
+        that samples are marked with, and the one of the weights.
         """
-        self.tickets, self.version = dict(enumerate(tickets)), version()
+        self.tickets = dict(enumerate(tickets))
         self.by = np.zeros(self.ids.shape, np.int64)
         left: list[Ticket] = []
         try:
             while self.tickets:
                 with stream.turn():
-                    self._advance(version())
+                    self._advance(versions())
                     self._settle()
                 self._hand_over(stream)
                 fresh = [] if left else stream.take(wait=False)
@@ -202,11 +204,11 @@ class ContinuousBatch:
             self.step.seen_BV = None
         return left
 
-    def _advance(self, version: int | None = None) -> None:
-        """Rows leave and enter, then all decode for a window. With another `version` those in flight begin again."""
+    def _advance(self, versions: tuple[int, int] | None = None) -> None:
+        """Rows leave and enter, then all decode for a window. With other weights those in flight begin again."""
         if self._ahead():
             self._settle()  # proposals come from what is known
-        self._compose(version)
+        self._compose(versions)
         if self._ahead() and not self.pending:
             self._copy_window(self._ahead())
         else:
@@ -265,12 +267,14 @@ class ContinuousBatch:
 
     # Who is in flight
 
-    def _compose(self, version: int | None = None) -> None:
+    def _compose(self, versions: tuple[int, int] | None = None) -> None:
         """Let finished rows leave, give pages to those that go on, let others enter; tell the device what changed."""
         self.dropped, before = set(), self.use.preempted
         self._retire()
-        if version is not None and version != self.version:
-            self._renew(version)
+        if versions is not None:
+            self.version, weights_version = versions
+            if weights_version != self.weights_version:
+                self._renew(weights_version)
         grown = self._grow()
         if self.use.preempted == before:
             self._enter()
@@ -381,13 +385,13 @@ class ContinuousBatch:
         self.waiting.appendleft(row.index)
         self.use.preempted += 1
 
-    def _renew(self, version: int) -> None:
+    def _renew(self, weights_version: int) -> None:
         """Send all requests back, to go on with other weights. Nothing that was computed before is used."""
         before = self.use.preempted
         while len(self.active) > len(self.dropped) or self.filling:
             self._preempt()
         self.pages.forget_all()
-        self.use.preempted, self.version = before, version
+        self.use.preempted, self.weights_version = before, weights_version
 
     def _enter(self) -> None:
         """Requests that get pages now; their given tokens are still to be stored."""

@@ -44,9 +44,10 @@ class EmbeddedSampler:
     the free device memory); what does not fit waits. `continuous` chooses the way of working, by default by device.
     `batch_invariant` makes log-probs equal, bit for bit, to those of a trainer that scores under the mode of that name;
     it is slower. `copy` proposes that many tokens a pass out of a request's own context, which changes no sample (None:
-    as many as pay, on CUDA; 0: none). With `keep` the cache stays between calls until `rest`, and what requests of one
-    weight version have in common with earlier ones, such as the turns of an episode, is not computed again. With
-    `notes` samples of a model with experts tell which were chosen.
+    as many as pay, on CUDA; 0: none). With `keep` the cache stays between calls until `rest`, and what requests have in
+    common with earlier ones, such as the turns of an episode, is not computed again while `weights_version` stays.
+    Samples are marked with `version`, which is also the default of `weights_version`. With `notes` samples of a model
+    with experts tell which were chosen.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class EmbeddedSampler:
         config: ModelConfig,
         *,
         version: Callable[[], int] = lambda: 0,
+        weights_version: Callable[[], int] | None = None,
         max_batch: int | None = None,
         cache_gib: float | None = None,
         continuous: bool | None = None,
@@ -65,6 +67,7 @@ class EmbeddedSampler:
         notes: bool = False,
     ) -> None:
         self.weights, self.config, self.version, self.aside = weights, config, version, aside
+        self.weights_version = weights_version or version
         self.max_batch, self.cache_gib, self.continuous = max_batch, cache_gib, continuous
         self.batch_invariant, self.keep, self.copy = batch_invariant, keep, copy
         self.notes = notes and config.experts > 0
@@ -129,9 +132,9 @@ class EmbeddedSampler:
                 and (not batch.copying or request.length <= batch.longest)
             )
 
-        left = batch.serve(tickets, stream, self.version, suits)
+        left = batch.serve(tickets, stream, lambda: (self.version(), self.weights_version()), suits)
         with stream.turn():
-            room.version = batch.version
+            room.weights_version = batch.weights_version
             self._room = room if self.keep and not batch.tickets else None
             if params is not None and self._step is not None:
                 self._step.forget(params)
@@ -215,7 +218,7 @@ class EmbeddedSampler:
             self._step = DecodeStep(PooledDecoder(weights, self.config, self.notes), slots, PAGE)
         elif self._step.slots < slots:
             self._step = DecodeStep(self._step.decoder, slots, PAGE)
-        step, version = self._step, self.version()
+        step, version = self._step, self.weights_version()
         # others of a stream may be as long as the longest of those that are known
         most = 1 + slots * (1 - -max(r.length for r in requests) // PAGE)
         pages = most if streamed else wanted(requests, slots, PAGE)
@@ -228,7 +231,7 @@ class EmbeddedSampler:
         room = self._room = self._room or make_room(step, pages, self.cache_gib, spare, version, copying)
         room.enter(step.decoder, requests, version)
         step.temperature = temperature or 1.0
-        return ContinuousBatch(step, room.pool, room.pages, requests, params, self.keep, self._use, copying)
+        return ContinuousBatch(step, room.pool, room.pages, requests, params, self.keep, self._use, version, copying)
 
     def _wave(self, decoder: Decoder, requests: list[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Requests of one prompt length, one setting and forced spans at the same places, decoded together; rows

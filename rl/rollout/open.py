@@ -54,8 +54,8 @@ class OpenSampler:
 
 
 def sampling_weights(engine: Engine) -> Callable[[], dict[str, Any]]:
-    """The engine's own weights by name, as they are when asked for. Adapters are merged once a step, into memory that
-    stays where it is: captured graphs and cached pages know it.
+    """The engine's own weights by name, as they are when asked for. Adapters are merged once for each version of them,
+    into memory that stays where it is: captured graphs and cached pages know it.
     """
     lora = getattr(engine.build, "lora", None)
     folded: dict[str, Any] = {}
@@ -66,14 +66,14 @@ def sampling_weights(engine: Engine) -> Callable[[], dict[str, Any]]:
         named = {p.name: p.param.detach() for p in engine.local_parameters()}
         if lora is None:
             return named
-        if engine.steps != folded_at:
+        if engine.weights_version != folded_at:
             # sorted: an adapter's name comes before its weight's
             for name, tensor in merged(sorted(named.items()), engine.build.model, lora):  # type: ignore[attr-defined]
                 if name in folded:
                     folded[name].copy_(tensor)
                 elif tensor is not named[name]:
                     folded[name] = tensor
-            folded_at = engine.steps
+            folded_at = engine.weights_version
         return {name: folded.get(name, tensor) for name, tensor in named.items() if ".lora." not in name}
 
     return weights
@@ -134,11 +134,11 @@ def _open_embedded(
     options |= {"batch_invariant": config.batch_invariant, "notes": notes}
     shares = engine.parallel.model_size * engine.parallel.expert == 1 and not aside
     held: dict[str, Any] = {}
-    published = engine.steps
+    published, held_at = engine.steps, engine.weights_version
     lora = getattr(engine.build, "lora", None)
 
     def publish(version: int) -> None:
-        nonlocal published
+        nonlocal published, held_at
         first = not held
         stream = merged(engine.parameters(), model, lora) if lora else engine.parameters()
         if aside and engine.device.type == "cuda":
@@ -154,7 +154,7 @@ def _open_embedded(
             pack_experts(held, model)
         if aside and engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)
-        published = version
+        published, held_at = version, engine.weights_version
 
     def close() -> None:
         held.clear()
@@ -162,7 +162,10 @@ def _open_embedded(
 
     weights = sampling_weights(engine) if shares else (lambda: held)
     version = (lambda: published) if aside else (lambda: engine.steps)
-    sampler = EmbeddedSampler(weights, model, version=version, keep=True, aside=aside, **options)
+    weights_version = (lambda: engine.weights_version) if shares else (lambda: held_at)
+    sampler = EmbeddedSampler(
+        weights, model, version=version, weights_version=weights_version, keep=True, aside=aside, **options
+    )
     return OpenSampler(sampler, None if shares else publish, close, rest=sampler.rest)
 
 

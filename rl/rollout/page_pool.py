@@ -25,13 +25,13 @@ class Room:
     pool: Pool
     pages: Pages
     most: int | None  # pages that memory had room for
-    version: int
+    weights_version: int
 
     def suits(self, pages: int) -> bool:
         """Whether a new room could not serve requests that want so many pages better."""
         return self.pages.count == self.most or self.pages.count >= pages
 
-    def enter(self, decoder: PooledDecoder, requests: Sequence[SampleRequest], version: int) -> None:
+    def enter(self, decoder: PooledDecoder, requests: Sequence[SampleRequest], weights_version: int) -> None:
         """Make it the one that `decoder` works in. Keys and values of other weights are forgotten."""
         size, held = self.pages.size, self.pages.count - 1
         needed = max(-(-r.length // size) for r in requests)
@@ -40,9 +40,9 @@ class Room:
                 f"rollouts.sampler.cache_gib: the longest request needs {needed * size} positions, "
                 f"but the cache holds {held * size}; raise it"
             )
-        if version != self.version:
+        if weights_version != self.weights_version:
             self.pages.forget_all()
-            self.version = version
+            self.weights_version = weights_version
         decoder.attach(self.pool)
 
 
@@ -51,7 +51,7 @@ def make_room(
     pages: int,
     cache_gib: float | None,
     keep: bool,
-    version: int,
+    weights_version: int,
     copying: Copying | None,
 ) -> Room:
     """Room for requests that want so many pages, and for longer ones where it is kept for them, within what memory
@@ -64,7 +64,7 @@ def make_room(
     count = (pages + (step.slots if copying else 0)) * (SPARE if keep else 1)
     count = max(1, count if most is None else min(count, most))
     pool = Pool(decoder.config, count, size, decoder.weights.embedding, decoder.notes)
-    return Room(pool, Pages(count, size), most, version)
+    return Room(pool, Pages(count, size), most, weights_version)
 
 
 def wanted(requests: Sequence[SampleRequest], slots: int, size: int) -> int:

@@ -85,6 +85,26 @@ def compare(experts: bool = False) -> dict[str, float]:
     }
 
 
+def loads(lora: bool) -> list[float]:
+    """How far the sampler is from the trainer at first, after other weights were loaded, and after a checkpoint gave
+    the first ones back: all within one step.
+    """
+    build = build_gpt(MODEL, lora=LoraConfig(rank=4, alpha=8.0) if lora else None)
+    engine = Engine(build, ParallelConfig(), OptimizerConfig(), PrecisionConfig(), 0)
+    folder = Path(tempfile.mkdtemp())
+    engine.save(folder / "first")
+    others = {name: tensor.detach() + 0.1 for name, tensor in engine.parameters()}
+    opened = open_sampler(Embedded(copy=1), engine, MODEL, folder)  # copy: one batch on a CPU too
+    asked = [SampleRequest(tuple(range(1, 20)), (i,), SamplingParams(8)) for i in range(2)]
+    found = []
+    for change in (lambda: None, lambda: engine.load_weights(others.get), lambda: engine.load(folder / "first")):
+        change()
+        pairs = [(r, s) for r, s in zip(asked, opened.sampler.generate(asked), strict=True) if isinstance(s, Sample)]
+        found.append(max(abs(gap) for gap in gaps(engine, pairs, 1.0)))
+    opened.close()
+    return found
+
+
 def adapters(steps: int = 3) -> list[dict[str, Any]]:
     """Adapters that are trained between rollouts of two turns each: what every rollout computed anew, how far its
     log-probs are from the trainer's, and which graphs and tensors it used.

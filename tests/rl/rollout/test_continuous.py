@@ -132,6 +132,12 @@ def test_trained_adapters_keep_graphs_and_turns_of_a_rollout() -> None:
     assert all(rollout["worst"] < 1e-4 for rollout in found)
 
 
+@pytest.mark.parametrize("lora", [False, True], ids=["whole", "adapters"])
+def test_weights_that_are_loaded_within_a_step_are_those_of_the_next_sample(lora: bool) -> None:
+    (found,) = run_ranks("terrella.tests.rl.invariant_jobs:loads", 1, lora=lora)
+    assert len(found) == 3 and max(found) < 1e-4
+
+
 def test_a_cache_too_small_and_nan_are_named() -> None:
     with pytest.raises(ConfigError, match="cache_gib"):
         stream(cache_gib=gib(5)).generate([SampleRequest((1, 2, 3), (0,), SamplingParams(8))])
