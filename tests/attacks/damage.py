@@ -12,7 +12,7 @@ from pathlib import Path
 from terrella.tests.attacks.jobs import End
 from terrella.tests.launch import tiny_run
 
-# what a row of the table in docs/promises.md speaks of -> the files of the killed run
+# what a row of the table in docs/lab/attacks.md names -> the files of the killed run
 TARGETS = {
     "checkpoint": "checkpoints/*/*/*.safetensors",
     "manifest": "checkpoints/*/*/*.json",
