@@ -17,7 +17,7 @@ from typing import IO
 from ..core.errors import ProgramError, StorageError, TerrellaError, WorkerError
 from ..core.files import read_json, storage_errors
 from ..core.process import PARENT_VARIABLE, usable_cores
-from ..core.run import LEASE_VARIABLE, Run
+from ..core.run import LEASE_VARIABLE, Run, has_begun
 
 GRACE_S = 10.0  # between a first worker's death and the end of the others
 STALL_S, LOOK_S = 300.0, 20.0  # when ranks that do not move are worth a message, and how often that is looked at
@@ -65,8 +65,9 @@ def _environment(run: Run, span: Span, local: int) -> dict[str, str]:
     }
 
 
-def run_workers(run: Run, span: Span, until: str | None = None) -> int:
-    """Run the stages, up to `until` where one is named, in this machine's processes.
+def run_workers(run: Run, span: Span, until: str | None = None, kept: bool = True) -> int:
+    """Run the stages, up to `until` where one is named, in this machine's processes. A run that is not `kept` is gone
+    when it ends.
 
     Returns 0, or STOPPED when a signal asked for a save; raises on failure.
     """
@@ -89,7 +90,7 @@ def run_workers(run: Run, span: Span, until: str | None = None) -> int:
             workers.append(
                 subprocess.Popen(command, env=_environment(run, span, local), stdout=out, stderr=log, cwd=os.getcwd())
             )
-        return _watch(run.path, workers, span.first)
+        return _watch(run.path, workers, span.first, kept)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for worker in workers:
@@ -116,7 +117,16 @@ def standing(run: Path, ranks: range, now: float) -> str | None:
     return f"no rank here has moved for {STALL_S / 60:.0f} minutes: {states}"
 
 
-def _watch(run: Path, workers: list[subprocess.Popen], first: int) -> int:
+def _stopping(run: Path, ranks: range, kept: bool) -> str:
+    """What a request to stop waits for, and what it costs."""
+    loaded = all(heartbeat_file(run, rank).exists() for rank in ranks)
+    left = "nothing of it is kept" if not kept else "what is done is saved"
+    cost = left if has_begun(run) else "nothing was done yet, so nothing is lost"
+    return f"stopping {'after this step' if loaded else 'when the ranks have loaded'}; {cost}"
+
+
+def _watch(run: Path, workers: list[subprocess.Popen], first: int, kept: bool) -> int:
+    ranks = range(first, first + len(workers))
     asked: list[int] = []
     said, looked = "", time.monotonic()
 
@@ -127,11 +137,7 @@ def _watch(run: Path, workers: list[subprocess.Popen], first: int) -> int:
                 worker.send_signal(signal.SIGUSR1)
         if number == signal.SIGINT and len(asked) == 1:
             with suppress(OSError, RuntimeError):  # Ctrl-C has ended `| tee` too
-                print(
-                    "\nstopping after this step; what is done is saved (twice more Ctrl-C: at once)",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print(f"\n{_stopping(run, ranks, kept)} (twice more Ctrl-C: at once)", file=sys.stderr, flush=True)
 
     before = {s: signal.signal(s, ask) for s in STOP_SIGNALS}
     try:
@@ -149,7 +155,7 @@ def _watch(run: Path, workers: list[subprocess.Popen], first: int) -> int:
                             worker.kill()
             if time.monotonic() - looked > LOOK_S:
                 looked = time.monotonic()
-                text = standing(run, range(first, first + len(workers)), time.time()) or ""
+                text = standing(run, ranks, time.time()) or ""
                 if text and text != said:
                     with suppress(OSError):
                         print(f"watchdog: {text}", file=sys.stderr, flush=True)

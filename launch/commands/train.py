@@ -153,7 +153,7 @@ def train(
         require_shared(folder, answer["token"])
         click.echo(f"node {place.node} ({me['host']}): {choose_interface(me['address'])}")
         span = Span(place.node * here, here, config.ranks, place.host, answer["port"])
-        _raise_if_stopped(folder, run_workers(runs.Run(folder, answer["token"]), span, until))
+        _raise_if_stopped(folder, run_workers(runs.Run(folder, answer["token"]), span, until, _is_kept()))
         return
     longer = extend(folder, config, wait) if steps else []
     if longer:
@@ -181,7 +181,7 @@ def train(
             click.echo(f"{folder}: resuming after {', '.join(finished)}")
         ranks = f"{config.ranks} rank{'s' if config.ranks > 1 else ''}"
         click.echo(f"{config.name}: {len(names)} stages, {ranks}; loading torch and Megatron (about 10 s)")
-        _raise_if_stopped(folder, run_workers(run, span, until))
+        _raise_if_stopped(folder, run_workers(run, span, until, _is_kept()))
         _report(folder)
         _tell(folder)
     finally:
@@ -233,12 +233,21 @@ def _early_stop(folder: Path) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _is_kept() -> bool:
+    """Whether the run's folder stays; that of a terrella.evaluate without `run` does not."""
+    context = click.get_current_context(silent=True)
+    asked: dict[str, bool] = (context and context.obj) or {}
+    return asked.get("kept", True)
+
+
 def _raise_if_stopped(folder: Path, code: int) -> None:
-    if code == STOPPED:
-        context = click.get_current_context(silent=True)
-        kept = ((context and context.obj) or {}).get("kept", True)
-        saved = f"{folder}: saved and stopped on request; run the same command to go on"
-        raise Stopped(saved if kept else "stopped on request; nothing of it is kept")
+    if code != STOPPED:
+        return
+    if not _is_kept():
+        raise Stopped("stopped on request; nothing of it is kept")
+    if not runs.has_begun(folder):
+        raise Stopped(f"{folder}: stopped on request before anything was done; run the same command to begin")
+    raise Stopped(f"{folder}: saved and stopped on request; run the same command to go on")
 
 
 def _report(folder: Path) -> None:
@@ -257,5 +266,4 @@ def _tell(folder: Path) -> None:
     if os.environ.get(REHEARSAL_VARIABLE):
         return
 
-    asked: dict[str, bool] = click.get_current_context().obj or {}  # of terrella.evaluate
-    click.echo("\n" + ending(folder, asked.get("kept", True)))
+    click.echo("\n" + ending(folder, _is_kept()))

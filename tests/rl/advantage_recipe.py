@@ -68,7 +68,7 @@ def interpret_advantages() -> None:
     common.join_rows = joined
 
 
-def in_this_process(run: Any, span: Any, until: str | None) -> int:
+def in_this_process(run: Any, span: Any, until: str | None, _kept: bool) -> int:
     os.environ |= supervise._environment(run, span, 0)
     return worker.run_stages(run.path, 0, span.world, until)
 

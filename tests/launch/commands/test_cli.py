@@ -164,7 +164,9 @@ def test_ctrl_c_while_the_workers_start_stops_the_run_without_an_error(tmp_path)
     finally:
         process.kill()
     assert process.returncode == 75, error
-    assert "saved and stopped on request" in error and "error" not in error and "Traceback" not in error
+    assert "stopping when the ranks have loaded; nothing was done yet, so nothing is lost" in error
+    assert f"{tmp_path / 'r'}: stopped on request before anything was done" in error and "saved" not in error
+    assert "error" not in error and "Traceback" not in error
 
 
 def test_ctrl_c_that_ends_the_reader_too_stops_the_run_as_well(tmp_path) -> None:
@@ -189,4 +191,4 @@ def test_a_request_to_stop_is_heard_where_who_started_the_run_had_blocked_it(tmp
         _, error = process.communicate(timeout=300)
     finally:
         process.kill()
-    assert process.returncode == 75 and "saved and stopped on request" in error, error
+    assert process.returncode == 75 and "stopped on request before anything was done" in error, error
