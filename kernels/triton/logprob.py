@@ -402,7 +402,7 @@ def multiprocessors(device: torch.device) -> int:
 
 def stats_config(vocab: int, entropy: bool, odd: bool = False) -> tuple[int, int, int | None]:
     """(vectors RB of eight logits a tile, warps, register limit): from benchmarks/tune_kernels.py on an H200, see
-    docs/kernels.md.
+    docs/lab/kernels.md.
 
     With an odd vocabulary 48 registers spill.
     """
