@@ -21,7 +21,8 @@ from ...rl.webrl.config import WebSiteEnvironment
 from ...rl.webrl.prompts import Prompter
 from ...rl.webrl.steps import WebTrajectory, read_trajectories
 from ..job import Job
-from ..settings.web import Training, WebJudge
+from ..recipe import Recipe
+from ..settings.web import Training, WebJudge, WebReplay, WebTasks
 from .collect import HELD_OUT, OTHERS, TRAIN
 from .fit import Portion, fit
 from .verbs import tokenizer_of
@@ -43,6 +44,16 @@ def prompter_of(job: Job, verdict: bool = False) -> Prompter:
     sites = sites_of(job)
     limit = sites.max_verdict_tokens if verdict else sites.max_prompt_tokens
     return Prompter(tokenizer_of(job), limit, sites.pad_prompts_to)
+
+
+def draw_seed(recipe: Recipe, stage: WebTasks | WebReplay) -> int:
+    """The seed of what a stage draws: by the sum of its name's letters, and by its place among stages of the same
+    sum, as in `webrl-11-tasks` and `webrl-20-tasks`.
+    """
+    letters = sum(map(ord, stage.name))
+    alike = [s.name for s in recipe.stages if s.kind == stage.kind and sum(map(ord, s.name)) == letters]
+    place = alike.index(stage.name)
+    return fold(recipe.seed, letters, place) if place else fold(recipe.seed, letters)
 
 
 def read_played(job: Job, stage: str) -> list[WebTrajectory]:

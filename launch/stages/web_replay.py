@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ...core.files import make_folder, read_json, write_json
-from ...core.rng import fold
 from ...data.packing import TrainSequence
 from ...rl.objective import logprob_score
 from ...rl.webrl.replay import bins, candidates, choose, geometric_mean
@@ -18,7 +17,7 @@ from ...rl.webrl.steps import WebStep, WebTrajectory
 from ..job import Job
 from ..settings.web import WebReplay
 from .common import build_engine
-from .web import prompter_of, read_steps, score_all
+from .web import draw_seed, prompter_of, read_steps, score_all
 
 CHOSEN = "chosen.json"
 
@@ -51,7 +50,7 @@ def run(stage: WebReplay, job: Job) -> dict[str, Any]:
     """Score the candidates under the phase's actor and choose."""
     new = sum(s.learn for t in read_steps(job, stage.new) for s in t.steps)
     earlier = [t for name in stage.earlier for t in read_steps(job, name)]
-    seed = fold(job.recipe.seed, sum(map(ord, stage.name)))
+    seed = draw_seed(job.recipe, stage)
     places = candidates(earlier, seed) if stage.ratio else []
     probabilities: list[float] = []
     if places:

@@ -17,7 +17,7 @@ from ...rl.webrl.sites import TASKS, Players, pool_of, read_tasks, write_tasks
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job, log
 from ..settings.web import WebJudge, WebTasks
-from .web import prompter_of, read_steps, score_all, sites_of
+from .web import draw_seed, prompter_of, read_steps, score_all, sites_of
 from .web_critic import build_twin
 
 BUDGET = 16384
@@ -98,7 +98,7 @@ def _make(
     tried: list[SiteTask],
     turn: int,
 ) -> list[SiteTask]:
-    (seen, failed, pool), seed = known, fold(job.recipe.seed, sum(map(ord, stage.name)))
+    (seen, failed, pool), seed = known, draw_seed(job.recipe, stage)
     if stage.curriculum == "first":
         return again(_first_tasks(stage, job), wanted, seed)
     if api is None and stage.curriculum == "random":

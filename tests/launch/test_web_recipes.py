@@ -12,12 +12,14 @@ import pytest
 from terrella.core import schema
 from terrella.core.config import OptimizerConfig
 from terrella.core.errors import ConfigError
+from terrella.core.rng import fold
 from terrella.data.tokenizers import ByteTokenizer
 from terrella.launch import recipe, rehearse
 from terrella.launch.commands.check_recipe import alone
-from terrella.launch.settings.web import Training, WebPhases, WebTasks, expand
+from terrella.launch.settings.web import Training, WebPhases, WebReplay, WebTasks, expand
 from terrella.launch.stages import web_judge, web_plan
 from terrella.launch.stages.verbs import start_of
+from terrella.launch.stages.web import draw_seed
 from terrella.launch.stages.web_orm import held_out
 from terrella.models.stand_in import write_byte_tokenizer
 from terrella.rl.webrl.config import WebSiteEnvironment
@@ -219,6 +221,16 @@ def test_phases_become_stages() -> None:
     assert found["phase-3-critic"].resume == "phase-2-critic"
     assert found["phase-3-replay"].earlier == ["demos", "first", "phase-1-rollout", "phase-2-rollout"]
     assert found["phase-eval"].models == ["sft", "phase-1-actor", "phase-2-actor", "phase-3-actor"]
+
+
+def test_no_phase_draws_as_another_does() -> None:
+    """phase-11-tasks and phase-20-tasks have letters of the same sum."""
+    whole = recipe.load("webrl-tiny", ("stages.5.phases=20",))
+    drawing = [stage for stage in whole.stages if isinstance(stage, WebTasks | WebReplay)]
+    for kind in (WebTasks, WebReplay):
+        assert len({draw_seed(whole, stage) for stage in drawing if isinstance(stage, kind)}) == 20
+    # one whose sum is its own draws by it, as in the golden figures
+    assert all(draw_seed(whole, s) == fold(whole.seed, sum(map(ord, s.name))) for s in drawing[:20])
 
 
 def test_baselines_by_the_same_config() -> None:
