@@ -1,4 +1,4 @@
-"""Work that goes on in a thread beside the one that asked for it, such as the writing of a checkpoint."""
+"""Work in a background thread, such as writing a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from .errors import DeadlineError
 
-ASK_SECONDS = 1.0  # between two questions whether all ranks are done
+ASK_SECONDS = 1.0  # between two checks whether all ranks are done
 
 
 class Background(threading.Thread):
-    """A function in a thread of its own; its value and its error are asked for later."""
+    """Runs a function in its own thread and keeps its value or its error."""
 
     def __init__(self, what: str, function: Callable[[], Any]) -> None:
         super().__init__(name=what, daemon=True)
@@ -27,13 +27,13 @@ class Background(threading.Thread):
         except BaseException as error:
             self.error = error
         finally:
-            del self._function  # and with it what it holds in memory
+            del self._function  # frees what it holds in memory
 
 
 def wait_for_all(work: Background | None, any_rank: Callable[[bool], bool], seconds: float) -> BaseException | None:
-    """Wait until no rank's work goes on; this rank's error comes back, which is of its own kind where the time did
-    not suffice. Collective: ranks whose work is done ask the others again and again, as one collective must end
-    within the process group's timeout.
+    """Wait until every rank's work is done; returns this rank's error, a DeadlineError where time ran out. Collective:
+    ranks that are done keep polling the others, because a single collective must end within the process group's
+    timeout.
     """
     end = time.monotonic() + seconds
     while any_rank(work is not None and work.is_alive() and time.monotonic() < end):

@@ -34,17 +34,17 @@ class PackedBatch:
     value_weight_T: torch.Tensor | None = None
     return_T: torch.Tensor | None = None
     old_value_T: torch.Tensor | None = None
-    # (T, layers, experts of a token), int16: the experts that the sampler chose for the token fed at t; -1 where
+    # (T, layers, experts per token), int16: the experts that the sampler chose for the token fed at t; -1 where
     # the model chooses for itself
     experts_T: torch.Tensor | None = None
-    sequence_ids: tuple[int, ...] = ()  # which input sequence each document came from; padding has none
+    sequence_ids: tuple[int, ...] = ()  # the input sequence of each document; padding has none
 
     @property
     def num_tokens(self) -> int:
         return self.tokens_T.numel()
 
     def without_experts(self) -> PackedBatch:
-        """The same for a model other than the one that was sampled from."""
+        """The batch without routing, for a model other than the one that was sampled from."""
         return replace(self, experts_T=None)
 
     def to(self, device: torch.device | str) -> PackedBatch:

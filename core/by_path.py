@@ -1,6 +1,4 @@
-"""What a user brings: `file.py:Name` or `package.module:Name`, wherever a setting accepts the name of something of
-ours.
-"""
+"""A user's own code by path: `file.py:Name` or `package.module:Name`, wherever a setting accepts a built-in name."""
 
 from __future__ import annotations
 
@@ -20,25 +18,23 @@ from typing import Any, Literal
 
 from .errors import ConfigError, did_you_mean
 
-_loaded: dict[Path, tuple[str, types.ModuleType]] = {}  # file -> digest of what was loaded, its module
-_beside: dict[Path, dict[str, types.ModuleType]] = {}  # folder -> modules that its files imported from beside them
+_loaded: dict[Path, tuple[str, types.ModuleType]] = {}  # file -> (digest of what was loaded, module)
+_beside: dict[Path, dict[str, types.ModuleType]] = {}  # folder -> modules that its files imported from it
 
 
 class OwnFile(str):
-    """A setting that names a file or folder of the user's, relative to the recipe. What is not there is refused
-    where it is opened.
-    """
+    """A setting that names a user's file or folder, relative to the recipe. That it exists is checked when opened."""
 
 
 class OwnText(str):
-    """A setting that is a text, or names a file with it; the file is read with the recipe, so that a run keeps what
-    it was started with.
+    """A setting that is a text, or names a file that holds it. The file is read together with the recipe, so that a run
+    keeps the text it was started with.
     """
 
 
 @dataclass(frozen=True)
 class ByPath:
-    """An object of the user's own. In YAML a plain string `my.py:score` or `package.module:score`; a file is
+    """A user's own class or function. In YAML a plain string, `my.py:score` or `package.module:score`; a file is
     relative to the recipe.
     """
 
@@ -52,24 +48,20 @@ class ByPath:
             raise ValueError(f"path: {error}") from error
 
     def load(self) -> Callable[..., Any]:
-        """The object; a file that is not the one the run was started with is refused."""
+        """The class or function; a file that changed since the run was started is refused."""
         return load_object(self.path, Path(), self.digest)
 
 
 @dataclass(frozen=True)
 class KindByPath(ByPath):
-    """A section whose `kind` is `file.py:Name` or `package.module:Name`; its further keys are passed to that as
-    arguments.
-    """
+    """A section whose `kind` is `file.py:Name` or `package.module:Name`; its other keys become arguments."""
 
     kind: Literal["path"] = "path"
-    args: dict[str, Any] = field(default_factory=dict)  # what the object is called with
+    args: dict[str, Any] = field(default_factory=dict)  # arguments to make it with
 
     @classmethod
     def named(cls, kind: str) -> tuple[str, dict[str, Any]]:
-        """What a kind with a colon names: a path, and the arguments that it stands for. A section may have short
-        names for some.
-        """
+        """(path, arguments) of a kind with a colon. Subclasses may define short names such as `gymnasium:ID`."""
         return kind, {}
 
     def make(self) -> Any:
@@ -85,7 +77,7 @@ class KindByPath(ByPath):
 def load_object(text: str, base: Path, digest: str = "") -> Callable[..., Any]:
     """The class or function that `file.py:Name` (relative to `base`) or `package.module:Name` names.
 
-    With a digest, a file that has another one is refused.
+    If a digest is given, a file with another one is refused.
     """
     where, name = _parts(text)
     require_same_file(text, base, digest)
@@ -100,7 +92,7 @@ def load_object(text: str, base: Path, digest: str = "") -> Callable[..., Any]:
 
 
 def require_same_file(text: str, base: Path, digest: str) -> None:
-    """Refuse a file that has another digest than the one that was noted, where one was."""
+    """Refuse a file whose digest is not the recorded one, if one was recorded."""
     if digest and file_digest(text, base) != digest:
         raise ConfigError(
             f"{text}: the file has changed since this run was started; restore it, or start a run in another --run "
@@ -109,7 +101,7 @@ def require_same_file(text: str, base: Path, digest: str) -> None:
 
 
 def named_in(settings: Any) -> Iterator[ByPath]:
-    """Everything that a section of settings, or one within it, names by path."""
+    """Everything that a section of settings names by path, nested sections included."""
     if isinstance(settings, ByPath):
         yield settings
     inner: Iterable[Any] = ()
@@ -133,9 +125,9 @@ def file_digest(text: str, base: Path) -> str:
 
 
 def local_imports(text: str, base: Path) -> dict[str, str]:
-    """sha256, by path, of the files beside the one that `file.py:Name` names which it imports, and which those import.
+    """sha256, by path, of the files that `file.py:Name` imports from its own folder, directly or indirectly.
 
-    Read off their source without running it: a name that is made up at run time is not seen.
+    Found in the source without running it: imports by names that are built at run time are missed.
     """
     where, _ = _parts(text)
     if not _is_file(where):
@@ -154,7 +146,7 @@ def local_imports(text: str, base: Path) -> dict[str, str]:
 
 
 def require_unchanged(known: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Refuse files of the user's, given by path with their digests, that are others than those that are known."""
+    """Refuse a user's files (path -> digest) that have changed from the known ones."""
     changed = next((path for path, digest in now.items() if known.get(path, digest) != digest), None)
     if changed is not None:
         raise ConfigError(
@@ -163,18 +155,18 @@ def require_unchanged(known: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def _imports(path: Path, source: bytes, folder: Path) -> list[Path]:
-    """The files in a folder that a source names in its import statements."""
+    """The files in a folder that a source file imports."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):  # said in full where the file is loaded
+    except (SyntaxError, ValueError, RecursionError):  # reported when the file is loaded
         return []
-    places: list[tuple[Path, str]] = []  # where the search begins, and a dotted name
+    places: list[tuple[Path, str]] = []  # (where the search starts, dotted name)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             places += [(folder, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             start = [folder, *path.parents][min(node.level, len(path.parents))]
-            # a name that is imported from a package may be a module of it
+            # a name imported from a package may be one of its modules
             places += [(start, ".".join(filter(None, (node.module, alias.name)))) for alias in node.names]
     files = []
     for start, name in places:
@@ -187,23 +179,19 @@ def _imports(path: Path, source: bytes, folder: Path) -> list[Path]:
 
 
 def absolute(text: str, base: Path) -> str:
-    """The same with the file's whole path, so that it means the same from any folder; a package's module stays as it
-    is.
-    """
+    """The same text with an absolute file path; `package.module:Name` stays as it is."""
     where, name = _parts(text)
     return f"{_file(where, base)}:{name}" if _is_file(where) else text
 
 
 def existing(text: str, *folders: Path) -> Path | None:
-    """The file or folder that a text names, looked for in these folders and then from the current one; None where it
-    names none, as most texts do.
-    """
+    """The file or folder that a text names, searched in these folders, then in the current one; None if not found."""
     if "\n" in text:
         return None
     try:
         places = (*(folder / text for folder in folders), Path(text).expanduser())
         return next((path for path in places if path.exists()), None)
-    except (OSError, RuntimeError, ValueError):  # too long for a name, ~ of no user, a zero byte
+    except (OSError, RuntimeError, ValueError):  # name too long, ~ of an unknown user, a null byte
         return None
 
 
@@ -235,17 +223,16 @@ def _read(path: Path) -> bytes:
 
 
 def _file_module(path: Path) -> types.ModuleType:
-    """The module of a file, under a name of its own. It is run once, and again where the file has changed in between,
-    as in a notebook.
+    """The module of a file, under a unique name. It runs once, and again if the file has changed, as in a notebook.
 
-    The source is compiled from the bytes that are hashed: cached bytecode may be that of an edit in the same second.
+    The hashed bytes themselves are compiled: cached bytecode may be stale after two edits within a second.
     """
     source = _read(path)
     digest = hashlib.sha256(source).hexdigest()
     known = _loaded.get(path)
     if known and known[0] == digest:
         return known[1]
-    # of the path alone: pickles name it
+    # depends on the path alone, because pickles refer to it
     name = f"{path.stem}_by_path_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     module = types.ModuleType(name)
     module.__file__ = str(path)
@@ -265,8 +252,8 @@ def _file_module(path: Path) -> types.ModuleType:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Modules beside a file can be imported while it loads; those that files of other folders imported from beside them
-    are out of sight, so that two folders may each have a `utils.py`."""
+    """While a file loads, modules in its folder can be imported. Those that files of other folders imported are hidden,
+    so that two folders may each have a `utils.py`."""
     others = [pair for place, kept in _beside.items() if place != folder for pair in kept.items()]
     hidden = {name: sys.modules.pop(name) for name, module in others if sys.modules.get(name) is module}
     sys.modules.update(_beside.get(folder, {}))
@@ -309,9 +296,7 @@ def _package_module(where: str) -> types.ModuleType:
 
 
 def describe_error(error: BaseException, path: str) -> str:
-    """An error of the user's code in its own words, with the line of the file, or of the other file that it comes
-    from.
-    """
+    """An error in the user's code: its message, and the file and line that it comes from."""
     if isinstance(error, SyntaxError):
         file, line = error.filename or path, error.lineno
     else:
@@ -320,7 +305,7 @@ def describe_error(error: BaseException, path: str) -> str:
             for f in traceback.extract_tb(error.__traceback__)
             if f.filename != __file__ and not f.filename.startswith("<frozen")
         ]
-        # not deep in a library
+        # rather than a line deep in a library
         own = [f for f in frames if path and Path(path).parent in Path(f.filename).parents] or frames
         file, line = (own[-1].filename, own[-1].lineno) if own else (path, None)
     where = "" if line is None else f"line {line}: " if file == path else f"{file}, line {line}: "

@@ -1,14 +1,14 @@
-"""Checkpoints: every rank writes its own runs of the parameters, by global name, into one file that it also hashes.
+"""Checkpoints: every rank writes its own part of the parameters, by global name, into files that it also hashes.
 
     step_00000020/
       manifest.json            written last: layout, model, step, size and xxh3-128 of every other file, and its own
                                digest
-      shard_00000.safetensors  runs [start, end) of flattened tensor-parallel parts; the header says of what
-      moments_00000.safetensors  the same of the optimizer's moments, which `drop_moments` takes away
+      shard_00000.safetensors  runs [start, end) of flattened tensor-parallel parts, listed in the header
+      moments_00000.safetensors  the same for the optimizer's moments, which `drop_moments` deletes
       extra.json               what the caller gave: data position, journal, curriculum
 
-The folder is built under a hidden name and renamed when whole, so a kill leaves the old checkpoints or the new one.
-Reading needs no ranks (`CheckpointReader`), whatever the layout that wrote it.
+The folder is built under a hidden name and renamed when complete, so a kill leaves the old checkpoint or the new one.
+Reading needs no process group (`CheckpointReader`), whatever layout wrote the checkpoint.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from .files import (
 )
 from .mcore.params import Shard
 
-FORMAT = 2  # 1 had no digest of the manifest; it is still read
+FORMAT = 2  # format 1 had no digest of the manifest; it can still be read
 MANIFEST = "manifest.json"
-WEIGHTS, MOMENTS = "shard", "moments"  # how the names of a rank's files begin
-WAIT_SECONDS = 1800.0  # for the slowest rank's file
+WEIGHTS, MOMENTS = "shard", "moments"  # prefixes of a rank's files
+WAIT_SECONDS = 1800.0  # for the slowest rank's files
 log = logging.getLogger("terrella")
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
-    """xxh3-128 of a manifest's content without its own `digest`."""
+    """xxh3-128 of a manifest without its own `digest`."""
     content = {key: value for key, value in manifest.items() if key != "digest"}
     return json_digest(content)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One stored tensor: the run from `start` of the flattened part `shard` of a parameter's tensor of some kind."""
+    """One stored tensor: a run, from `start` on, of a flattened shard of a parameter or of its optimizer state."""
 
     name: str
     kind: str  # param (what the model computes with), master, exp_avg, exp_avg_sq
@@ -69,15 +69,15 @@ class Entry:
 
 
 class Checkpointed(Protocol):
-    """What is saved and loaded: an `Engine`, as far as a checkpoint knows it."""
+    """What a checkpoint needs of an `Engine`."""
 
-    optimizer: Any  # None of an engine that only scores
+    optimizer: Any  # None in an engine that only scores
     parallel: ParallelConfig
     precision: PrecisionConfig
     groups: Any
     build: Any
     steps: int
-    writer: Any  # of a checkpoint in the background
+    writer: Any  # writes a checkpoint in the background
 
     def local_parameters(self) -> list[Any]: ...
 
@@ -85,7 +85,7 @@ class Checkpointed(Protocol):
 
 
 def _collect(engine: Checkpointed) -> tuple[dict[str, torch.Tensor], list[Entry]]:
-    """This rank's tensors, copied to host memory, without what another rank stores as well."""
+    """This rank's tensors, copied to host memory; of replicas, one rank stores each."""
     from .mcore import optimizer as adam
 
     tensors: dict[str, torch.Tensor] = {}
@@ -116,8 +116,8 @@ def _collect(engine: Checkpointed) -> tuple[dict[str, torch.Tensor], list[Entry]
 
 
 class _Writer(Background):
-    """Writes this rank's files from a copy in host memory, which it holds until they are on disk: 12 bytes for every
-    trained parameter of this rank's share. Uses no collectives, and waits for no other rank.
+    """Writes this rank's files from a copy in host memory, 12 bytes for each trained parameter of its share, which it
+    holds until they are on disk. Uses no collectives: a rank that fails must not block the others.
     """
 
     def __init__(
@@ -128,23 +128,23 @@ class _Writer(Background):
 
 
 def _write_files(folder: Path, tensors: dict[str, torch.Tensor], entries: list[Entry]) -> dict[str, Any]:
-    """This rank's tensors, weights and moments apart."""
+    """Write this rank's tensors; weights and moments go to separate files."""
     from .mcore import optimizer as adam
 
-    stated: dict[str, Any] = {}
-    states = {key: value for key, value in tensors.items() if not key.isdigit()}  # of generators
-    for prefix, beside in ((WEIGHTS, states), (MOMENTS, {})):
+    files: dict[str, Any] = {}
+    states = {key: value for key, value in tensors.items() if not key.isdigit()}  # of random generators
+    for prefix, extra in ((WEIGHTS, states), (MOMENTS, {})):
         chosen = [i for i, entry in enumerate(entries) if (entry.kind in adam.MOMENTS) == (prefix == MOMENTS)]
-        if chosen or beside:
+        if chosen or extra:
             held = {str(key): tensors[str(i)] for key, i in enumerate(chosen)}
-            stated |= write_shard(folder, dist.get_rank(), held | beside, [entries[i] for i in chosen], prefix)
-    return stated
+            files |= write_shard(folder, dist.get_rank(), held | extra, [entries[i] for i in chosen], prefix)
+    return files
 
 
 def write_shard(
     folder: Path, number: int, tensors: dict[str, torch.Tensor], entries: list[Entry], prefix: str = WEIGHTS
 ) -> dict[str, Any]:
-    """Write one file of tensors and flush it to disk; returns its size and digest under its name, for the manifest."""
+    """Write one file of tensors and flush it to disk; returns {file name: size and digest} for the manifest."""
     path = folder / f"{prefix}_{number:05d}.safetensors"
     save_tensors(path, tensors, {"entries": json.dumps([asdict(e) for e in entries])})
     sync_files(path)
@@ -152,8 +152,8 @@ def write_shard(
 
 
 def seal(folder: Path, manifest: dict[str, Any], shards: Sequence[dict[str, Any]]) -> None:
-    """Write the manifest of shards that are all on disk, as `write_shard` stated them."""
-    files: dict[str, Any] = {name: stated for shard in shards for name, stated in shard.items()}
+    """Write the manifest, from what `write_shard` returned for every shard, once all are on disk."""
+    files: dict[str, Any] = {name: file for shard in shards for name, file in shard.items()}
     extra = folder / "extra.json"
     files["extra.json"] = {"bytes": extra.stat().st_size, "xxh3": file_digest(extra)}
     _write_manifest(folder, {"format": FORMAT, **manifest, "files": files})
@@ -165,18 +165,18 @@ def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def has_moments(path: Path) -> bool:
-    """Whether training can go on from a checkpoint; without the optimizer's state it holds weights alone."""
+    """Whether a checkpoint holds the optimizer's state, without which training cannot continue."""
     return bool(_read_manifest(path / MANIFEST).get("optimizer"))
 
 
 def drop_moments(path: Path) -> None:
-    """Delete the optimizer's state of a checkpoint, whose weights stay as they are; a kill leaves it with the state or
-    without. One of an earlier release has both in the same files, and stays whole.
+    """Delete the optimizer's state of a checkpoint and keep its weights. The manifest is rewritten first, so that a
+    kill leaves a valid checkpoint. Earlier releases wrote both to the same files; those checkpoints stay as they are.
     """
     manifest = _read_manifest(path / MANIFEST)
     dropped = [name for name in manifest["files"] if name.startswith(MOMENTS)]
     if dropped:
-        left = {name: stated for name, stated in manifest["files"].items() if name not in dropped}
+        left = {name: file for name, file in manifest["files"].items() if name not in dropped}
         kept = {key: value for key, value in manifest.items() if key != "digest"}
         _write_manifest(path, {**kept, "optimizer": False, "files": left})
         sync_folder(path)
@@ -201,7 +201,7 @@ def publish(folder: Path, final: Path, manifest: dict[str, Any], shards: Sequenc
 
 
 def discard(folder: Path) -> None:
-    """Delete a checkpoint; a kill midway must not leave a folder that looks like one."""
+    """Delete a checkpoint. It is renamed first, so that a kill midway leaves nothing that looks like one."""
     if folder.exists():
         hidden = folder.with_name(f".deleting-{uuid.uuid4().hex[:8]}")
         os.rename(folder, hidden)
@@ -209,7 +209,7 @@ def discard(folder: Path) -> None:
 
 
 def _agree(error: BaseException | None, value: Any = None) -> list[Any]:
-    """Every rank's value; raises on every rank when one had an error, so that none goes on alone. Collective."""
+    """Every rank's value; raises on all ranks if any had an error, so that none continues alone. Collective."""
     per_rank: list = [None] * dist.get_world_size()
     dist.all_gather_object(per_rank, (None if error is None else f"rank {dist.get_rank()}: {error}", value))
     if error is not None and isinstance(error, TerrellaError):
@@ -256,9 +256,7 @@ def save(engine: Checkpointed, path: Path, extra: dict[str, Any], wait: bool) ->
 
 
 def finish(engine: Checkpointed) -> None:
-    """Wait for the background writer of every rank; when all have written, rank 0 publishes the folder, and else
-    takes it away.
-    """
+    """Wait for the background writer of every rank; rank 0 then publishes the folder, or deletes it if any failed."""
     writer = engine.writer
     if writer is None:
         return
@@ -281,7 +279,7 @@ def finish(engine: Checkpointed) -> None:
 
 @dataclass(frozen=True)
 class Stored:
-    """A whole tensor of a checkpoint of which a rank reads its part alone."""
+    """A tensor in a checkpoint, of which a rank reads only its own part."""
 
     reader: CheckpointReader
     name: str
@@ -300,7 +298,7 @@ class CheckpointReader:
 
     def __init__(self, path: Path, verify: bool = True) -> None:
         self.path = path
-        self.bytes_read = 0  # of tensors
+        self.bytes_read = 0  # of tensors, so far
         if not (path / MANIFEST).exists():
             aside = path.with_name(f".replaced-{path.name}")
             if not (aside / MANIFEST).exists():
@@ -315,13 +313,13 @@ class CheckpointReader:
             self.verify(self.manifest["files"])
 
     def verify(self, names: Iterable[str]) -> None:
-        """Check size and digest of files; a damaged one is named."""
+        """Check the size and digest of files; the error names a damaged one."""
         for name in names:
-            stated = self.manifest["files"][name]
+            expected = self.manifest["files"][name]
             path = self.path / name
             if not path.exists():
                 raise StorageError(f"{path}: missing from the checkpoint")
-            if path.stat().st_size != stated["bytes"] or file_digest(path) != stated["xxh3"]:
+            if path.stat().st_size != expected["bytes"] or file_digest(path) != expected["xxh3"]:
                 raise StorageError(f"{path}: damaged, its bytes do not match the checkpoint's manifest")
 
     def _file(self, name: str) -> Any:
@@ -350,14 +348,14 @@ class CheckpointReader:
         return sorted({name for name, _ in self.index})
 
     def _runs(self, name: str, kind: str) -> list[tuple[Entry, str, str]]:
-        """Where a tensor lies. The kind `param` is the master weight where there is one."""
+        """Where a tensor is stored. For kind `param` that is the fp32 master weight where there is one."""
         runs = self.index.get((name, kind)) or (self.index.get((name, "master")) if kind == "param" else None)
         if not runs:
             raise ConfigError(f"{self.path}: has no tensor '{name}' ({kind})")
         return runs
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a whole parameter; nothing is read for it."""
+        """The shape of a whole parameter, from the index alone."""
         entry = self._runs(name, "param")[0][0]
         return entry.shard.full_shape(entry.shape)
 
@@ -375,8 +373,8 @@ class CheckpointReader:
         return self.cut(name, kind, shard).reshape(-1)[start:end]
 
     def cut(self, name: str, kind: str, shard: Shard) -> torch.Tensor:
-        """The part that `shard` names, of any layout. Of parts of another size those that overlap it are read: their
-        rows, or where they are cut along columns all of them.
+        """The part that `shard` names, of any layout. If the stored parts have another size, those that overlap are
+        read: only the needed rows, or whole parts where they are cut along columns.
         """
         runs = self._runs(name, kind)
         shape, stored = runs[0][0].shape, runs[0][0].shard
@@ -384,7 +382,7 @@ class CheckpointReader:
             return self._read(runs, shard.rank, 0, math.prod(shape)).view(shape)
         dim = stored.dim if stored.dim is not None else shard.dim
         assert dim is not None
-        each = shape[dim] // stored.halves  # of a half of a stored part
+        each = shape[dim] // stored.halves  # size of a half of a stored part
         wanted = each * stored.size // shard.size
         first, last = shard.rank * wanted, (shard.rank + 1) * wanted
         pieces = []
@@ -413,7 +411,7 @@ class CheckpointReader:
         return torch.cat(pieces) if len(pieces) != 1 else pieces[0]
 
     def generators(self, rank: int) -> dict[str, torch.Tensor]:
-        """Generator states that a rank saved."""
+        """The states of random generators that a rank saved."""
         file = self._file(f"shard_{rank:05d}.safetensors")
         return {key: file.get_tensor(key) for key in file.keys() if key.startswith("rng.")}
 
@@ -423,7 +421,7 @@ class CheckpointReader:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """A manifest whose digest holds; one of format 1 has none."""
+    """Read a manifest and check its digest; format 1 has none."""
     manifest = read_json(path)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise StorageError(f"{path}: damaged, it does not list the checkpoint's files")
@@ -434,7 +432,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             return manifest
     elif manifest.get("format") == 1:
         log.warning(
-            "%s: of a release that kept no digest of it; the files beside it are checked, its own numbers cannot be",
+            "%s: written by a release that kept no digest of it; the other files are checked, this one cannot be",
             path,
         )
         return manifest
@@ -444,7 +442,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def open_verified(path: Path) -> CheckpointReader:
-    """A reader of a checkpoint whose files are checked once, each by one of the ranks. Collective."""
+    """A reader of a verified checkpoint; the ranks share the work of checking its files. Collective."""
     reader, error = None, None
     try:
         reader = CheckpointReader(path, verify=False)
@@ -466,7 +464,7 @@ def load(engine: Checkpointed, path: Path, weights_only: bool) -> dict[str, Any]
     reader = open_verified(path)
     manifest = reader.manifest
     resumes = not weights_only and engine.optimizer is not None and manifest["optimizer"]
-    # of what the optimizer knows each data rank reads its own share below, and gets the rest from the others
+    # trained parameters come with the optimizer's state below: each data rank reads its share, and gathers the rest
     shared = {p.name for p in engine.local_parameters() if resumes and p.param.requires_grad}
     engine.load_weights(lambda name: None if name in shared else Stored(reader, name))
     if not resumes:

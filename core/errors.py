@@ -64,25 +64,19 @@ class SyncError(TerrellaError):
 
 
 class RolloutError(TerrellaError):
-    """More samples of a step failed than the recipe tolerates; the message gives their share and the commonest
-    reason.
-    """
+    """More samples of a step failed than the recipe tolerates; the message gives the share and the main reason."""
 
     exit_code = 9
 
 
 class ProgramError(TerrellaError):
-    """An error of the program, or something in a file that it does not expect: the same start would meet it again,
-    so no job requeues.
-    """
+    """A bug, or something unexpected in a file: another start would fail the same way, so no job requeues."""
 
     exit_code = 10
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether another start may well not meet an error: a lost peer, a broken connection, memory or a device that
-    gave out.
-    """
+    """Whether another start may succeed: a lost peer, a broken connection, or a memory or device failure."""
     match = re.search(
         r"connection|gloo|nccl|cuda error|out of memory|timed? ?out|socket|broken pipe", str(error), re.IGNORECASE
     )
@@ -92,7 +86,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def describe_error(error: BaseException) -> str:
-    """An unexpected error in one line: what, and where in the program."""
+    """An unexpected error in one line: what, and where in the code."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {'/'.join(Path(frames[-1].filename).parts[-2:])}:{frames[-1].lineno}" if frames else ""
     text = " ".join(str(error).split())
@@ -105,7 +99,7 @@ class Stopped(TerrellaError):
     exit_code = 75
 
 
-# package -> the extra that brings it (setup.py); what the base install brings is not here
+# package -> the extra that installs it (setup.py); packages of the base install are not listed
 EXTRAS = {
     "PIL": "data",
     "pyarrow": "data",
@@ -127,8 +121,8 @@ EXTRAS = {
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.6) -> str:
-    """The end of a message about an unknown word: "; did you mean 'x'?" with the nearest of those that are known, else
-    `otherwise` behind a semicolon, or nothing.
+    """The end of a message about an unknown word: "; did you mean 'x'?" if a known one is close, else `otherwise` after
+    a semicolon, or nothing.
     """
     near = difflib.get_close_matches(word, list(known), 1, cutoff)
     end = f"did you mean '{near[0]}'?" if near else otherwise
@@ -136,7 +130,7 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", cutoff: f
 
 
 def missing_extra(error: ImportError) -> ConfigError | None:
-    """What to install where the package that could not be imported is one of an extra, else None."""
+    """How to install the missing package, if it belongs to an extra; else None."""
     package = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(package)
     if extra is None:

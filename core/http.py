@@ -1,4 +1,4 @@
-"""One HTTP request, whose whole answer has one deadline."""
+"""One HTTP request with a deadline for the complete response."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any
 
-LARGEST = 4_000_000  # bytes of an answer
+LARGEST = 4_000_000  # bytes of a response
 
 
 def fetch(url: str, deadline_s: float, body: Any = None, headers: Mapping[str, str] | None = None) -> bytes:
-    """What the address answers: to a GET, or with a body to a POST of it as JSON.
+    """The response to a GET, or with a body to a POST of it as JSON.
 
-    Raises OSError where no whole answer comes: HTTPError for a status that is no success, TimeoutError past the
-    deadline or LARGEST, ConnectionError where it breaks off.
+    Raises an OSError unless a complete response arrives: HTTPError for an error status, TimeoutError past the deadline
+    or LARGEST, ConnectionError if it breaks off.
     """
     data = None if body is None else json.dumps(body).encode()
     kind = {} if body is None else {"Content-Type": "application/json"}
@@ -24,12 +24,12 @@ def fetch(url: str, deadline_s: float, body: Any = None, headers: Mapping[str, s
     request = urllib.request.Request(url, data, {**kind, **(headers or {})})
     try:
         with urllib.request.urlopen(request, timeout=deadline_s) as reply:
-            while part := reply.read1(65536):  # the socket's timeout alone would let an answer drip for ever
+            while part := reply.read1(65536):  # the socket timeout alone would let it trickle in for ever
                 answer += part
                 if time.monotonic() > end or len(answer) > LARGEST:
                     raise TimeoutError(f"the answer was not whole within {deadline_s:g} s and {LARGEST:,} bytes")
-            if missing := getattr(reply, "length", None):  # of those that its header stated
+            if missing := getattr(reply, "length", None):  # compared to the announced length
                 raise ConnectionError(f"the answer broke off {missing} bytes before its end")
-    except HTTPException as error:  # no OSError: a chunk that ends early, words that are not HTTP
+    except HTTPException as error:  # not an OSError: a truncated chunk, or a response that is not HTTP
         raise ConnectionError(f"the answer is not whole: {type(error).__name__}: {error}") from error
     return answer

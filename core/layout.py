@@ -1,5 +1,5 @@
-"""Where the documents of a packed batch lie: padding, context-parallel slices and attention segments, all worked out on
-the host.
+"""How the documents of a packed batch are laid out: padding, context-parallel slices and attention segments, all
+computed on the host.
 
 A segment is a run of local queries of one document and the keys they may see; the last query sees the last key (causal,
 aligned at the end), so one description serves whole documents and the slices of context parallelism. Shape suffixes: T
@@ -30,10 +30,10 @@ class SegmentGroup:
 
 @dataclass(frozen=True)
 class DocumentLayout:
-    """What attention must know of a packed batch; moved to the device once per microbatch."""
+    """What attention needs to know about a packed batch; moved to the device once per microbatch."""
 
     groups: tuple[SegmentGroup, ...]
-    restore_T: torch.Tensor | None  # where each local token stands in the concatenated outputs of the groups
+    restore_T: torch.Tensor | None  # position of each local token in the concatenated outputs of the groups
     cu_q: torch.Tensor  # int32, for variable-length kernels
     cu_k: torch.Tensor
     max_q: int
@@ -120,9 +120,7 @@ def document_layout(cu_seqlens: list[int], context: int = 1, rank: int = 0) -> D
 
 
 def pad_batch(batch: PackedBatch, length: int) -> PackedBatch:
-    """Append padding documents, no longer than the batch's longest, up to `length` tokens. Padding has weight zero
-    in every term.
-    """
+    """Pad to `length` tokens with documents no longer than the batch's longest. Padding has weight zero everywhere."""
     extra = length - batch.num_tokens
     if extra == 0:
         return batch
@@ -148,7 +146,7 @@ def slice_batch(batch: PackedBatch, rows: torch.Tensor) -> PackedBatch:
 
 
 def trained_lengths(batch: PackedBatch) -> torch.Tensor:
-    """Lengths of a whole batch's documents, 0 of those that no term of the loss reads, such as padding."""
+    """Lengths of a whole batch's documents; 0 for documents without any loss term, such as padding."""
     lengths_D = batch.cu_seqlens_D1.diff()
     used_D = torch.zeros_like(lengths_D, dtype=torch.bool)
     document_T = torch.repeat_interleave(torch.arange(len(lengths_D), device=lengths_D.device), lengths_D)
@@ -160,7 +158,7 @@ def trained_lengths(batch: PackedBatch) -> torch.Tensor:
 
 
 def balance_weights(lengths_D: torch.Tensor, total: float, coefficient: float) -> torch.Tensor:
-    """What a document's counts of choices are multiplied by, so that the sum over a step's documents is a mean over its
-    `total` tokens: the same however documents are cut and dealt.
+    """Weights of the documents' router counts that make the sum over a step's documents a mean over its `total` tokens,
+    however documents are split over ranks.
     """
     return torch.where(lengths_D > 0, coefficient / (lengths_D.clamp(min=1) * total), 0.0).float()

@@ -1,10 +1,10 @@
-"""One writer per run directory: a lease with an incarnation number that fences whoever held it before.
+"""One writer per run directory: a lease with an incarnation number that fences off earlier holders.
 
-The holder renews the file's time. A newcomer takes a lease whose holder is dead, where it can be asked (the same boot
-of a machine and the same PID namespace), or else silent for `timeout_s` on the newcomer's own steady clock: a wall
-clock may step. The old holder, should it wake, finds a higher incarnation and stops before its next write. A scheduler
-that starts its job again has judged the earlier start dead or cut off: the new start takes the lease at once, even from
-a holder that still breathes.
+The holder renews the file's modification time. A newcomer takes the lease if the holder's process is dead. If that
+cannot be checked (another boot, machine or PID namespace), it waits until the file has not been renewed for `timeout_s`
+on its own monotonic clock, since wall clocks may step. An old holder that wakes up finds a higher incarnation and stops
+before its next write. A job that the scheduler requeued takes the lease at once, even from a live holder: the scheduler
+has judged the earlier start dead or cut off.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .files import read_json, storage_errors, write_json
 log = logging.getLogger("terrella")
 RENEW_S = 5.0
 TIMEOUT_S = 30.0
-LOCK_S = 60.0  # what is done under the lock takes milliseconds
+LOCK_S = 60.0  # work under the lock takes milliseconds
 
 
 @contextlib.contextmanager
@@ -43,22 +43,22 @@ def _locked(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise DeadlineError(
-                        f"{path}: another process has kept it locked for {LOCK_S:g} s; it may be stopped (Ctrl-Z): let "
-                        "it go on, or end it"
+                        f"{path}: another process has kept it locked for {LOCK_S:g} s; it may be suspended (Ctrl-Z): "
+                        "resume it or end it"
                     ) from None
             time.sleep(0.05)
         yield
 
 
 def _place() -> str:
-    """Where process ids mean the same: one boot of one machine, and one PID namespace of it."""
+    """What a process id is unique within: one boot of one machine, and one PID namespace."""
     if sys.platform != "linux":
         return socket.gethostname()
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
-def _begun(pid: int) -> float:
-    """When a process began: on Linux in ticks since the boot, which no step of the clock changes."""
+def _start_time(pid: int) -> float:
+    """When a process started: on Linux in ticks since boot, which do not depend on the wall clock."""
     if sys.platform != "linux":
         return psutil.Process(pid).create_time()
     try:
@@ -68,19 +68,19 @@ def _begun(pid: int) -> float:
 
 
 def _process_alive(holder: dict) -> bool | None:
-    """Whether the holder's process lives; None when it cannot be asked from here."""
+    """Whether the holder's process is alive; None if that cannot be checked from here."""
     if holder.get("place") != _place():
         return None
     try:
-        if psutil.Process(holder["pid"]).status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not noticed yet
+        if psutil.Process(holder["pid"]).status() == psutil.STATUS_ZOMBIE:  # dead, not yet reaped by its parent
             return False
-        return _begun(holder["pid"]) == holder.get("begun")
-    except (psutil.NoSuchProcess, ValueError, OverflowError):  # or no process id at all
+        return _start_time(holder["pid"]) == holder.get("begun")
+    except (psutil.NoSuchProcess, ValueError, OverflowError):  # also if the pid is not a valid one
         return False
 
 
 def read_holder(folder: Path) -> dict | None:
-    """Who holds a run directory, or held it last; None where nobody ever did."""
+    """The current or last holder of a run directory; None if there never was one."""
     path = folder / "lease.json"
     holder = read_json(path)
     wanted = {"token": str, "incarnation": int, "host": str, "pid": int}
@@ -94,7 +94,7 @@ def read_holder(folder: Path) -> dict | None:
 
 
 def scheduler_start() -> tuple[str, int] | None:
-    """The SLURM job this process belongs to and how often it was started before; None outside of one."""
+    """The SLURM job this process belongs to, and how often it was requeued; None outside a job."""
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
         return None
@@ -116,9 +116,7 @@ class Lease:
 
     @classmethod
     def acquire(cls, folder: Path, wait_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> Lease:
-        """Take the lease of a dead or silent holder; LeaseError names one that gives a sign of life, after `wait_s`
-        at the earliest.
-        """
+        """Take the lease, from a dead or silent holder if need be; a live holder is a LeaseError after `wait_s`."""
         path, deadline, silent_since = folder / "lease.json", time.monotonic() + wait_s, time.monotonic()
         last_seen: tuple | None = None
         while True:
@@ -128,12 +126,12 @@ class Lease:
                 alive = False if holder is None or holder.get("released") else _process_alive(holder)
                 if holder is not None and _superseded(holder):
                     alive = False
-                if holder is not None and alive is None:  # judge by whether the file is still renewed, on our own clock
+                if holder is not None and alive is None:  # is the file still renewed, by our own clock?
                     seen = (holder["token"], path.stat().st_mtime_ns)
                     if last_seen is None:
                         log.warning(
                             (
-                                "%s: held by process %s on %s, which cannot be asked from here; watching for %g s "
+                                "%s: held by process %s on %s, which cannot be checked from here; watching for %g s "
                                 "whether it still writes"
                             ),
                             *(folder, holder["pid"], holder["host"], timeout_s),
@@ -166,7 +164,7 @@ class Lease:
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "place": _place(),
-                "begun": _begun(os.getpid()),
+                "begun": _start_time(os.getpid()),
                 **({"job": start[0], "restart": start[1]} if start else {}),
             },
         )
@@ -178,7 +176,7 @@ class Lease:
                     os.utime(self.folder / "lease.json")
 
     def release(self) -> None:
-        """Give the lease back, unless somebody took it meanwhile."""
+        """Give the lease back, unless somebody has taken it over."""
         self._stop.set()
         with _locked(self.folder):
             holder = read_holder(self.folder)

@@ -1,5 +1,5 @@
-"""metrics.jsonl: the record of a run. One JSON object a line; every key but those under `time/` is the same for
-equal runs.
+"""metrics.jsonl: the record of a run, one JSON object per line. Keys except those under `time/` are the same for equal
+runs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .sinks import Sink
 
 def _checked(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no NaN; the text keeps the fact visible
+        return str(value)  # JSON has no NaN; as text it stays visible
     return value
 
 
 class MetricsFile:
-    """Appends rows, and cuts the file back to a checkpoint's step before a resumed stage goes on."""
+    """Appends rows; cuts the file back to a checkpoint's step before a stage resumes."""
 
     def __init__(
         self,
@@ -33,14 +33,15 @@ class MetricsFile:
         extra: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.path, self.guard, self.sinks = path, guard, sinks
-        self.extra = extra  # `time/` values of the moment that go into every row
+        self.extra = extra  # current `time/` values, added to every row
 
     def append(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         """Write one row and force it to disk."""
         values = {**values, **self.extra()}
         line = json.dumps({"stage": stage, "step": step, **{k: _checked(v) for k, v in values.items()}})
         with storage_errors(self.path), open(self.path, "a", encoding="utf-8") as stream:
-            # once open: a successor puts a new file in this one's place, and what is still written here goes nowhere
+            # checked after opening: a successor replaces the file, so a write after a later takeover lands in the old
+            # one
             self.guard()
             stream.write(line + "\n")
             stream.flush()
@@ -49,7 +50,7 @@ class MetricsFile:
             sink.write(stage, step, values)
 
     def rewind(self, stage: str, step: int, later: tuple[str, ...] = ()) -> None:
-        """Drop the rows of `stage` beyond `step`, those of `later` stages, and a line cut short by a kill."""
+        """Drop the rows of `stage` beyond `step`, those of `later` stages, and a torn last line."""
         if not self.path.exists():
             return
         self.guard()
@@ -61,14 +62,12 @@ class MetricsFile:
         write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def digest(self, stage: str, step: int | None = None) -> dict[str, Any]:
-        """How many rows a stage has, up to `step` where one is given, and a digest of them as they stand in the
-        file.
-        """
+        """The number of rows of a stage, up to `step` if given, and a digest of them."""
         found = [row for row in self.rows() if row["stage"] == stage and (step is None or row["step"] <= step)]
         return {"rows": len(found), "xxh3": json_digest(found)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """All whole rows; a torn last line is passed over, a torn line elsewhere is an error."""
+        """All rows; a torn last line is skipped, a torn line elsewhere is an error."""
         if not self.path.exists():
             return
         with storage_errors(self.path):
@@ -85,7 +84,5 @@ class MetricsFile:
                     f"{self.path}:{number}: not a JSON line ({error}); restore the file or delete that line"
                 ) from error
             if not (isinstance(row, dict) and isinstance(row.get("stage"), str) and isinstance(row.get("step"), int)):
-                raise StorageError(
-                    f"{self.path}:{number}: names no stage and step; restore the file or delete that line"
-                )
+                raise StorageError(f"{self.path}:{number}: has no stage and step; restore the file or delete that line")
             yield row

@@ -1,6 +1,4 @@
-"""Progress with an ETA: a live line on a terminal, now and then a plain line in a log. Only the speaking rank
-prints.
-"""
+"""Progress with an ETA: a live line on a terminal, an occasional plain line in a log."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ LIVE_EVERY_S = 0.2
 
 
 def clock(seconds: float) -> str:
-    """A duration as a person writes it: 42s, 3m05s, 2h07m."""
+    """A duration for people: 42s, 3m05s, 2h07m."""
     seconds = max(0, round(seconds))
     if seconds < 60:
         return f"{seconds}s"
@@ -24,12 +22,12 @@ def clock(seconds: float) -> str:
 
 
 def say(line: str) -> None:
-    """Print a line of its own, in place of a live line that was left unfinished."""
+    """Print a line, replacing an unfinished live line."""
     _put(("\r\x1b[2K" if sys.stdout.isatty() else "") + line + "\n")
 
 
 def _put(text: str) -> None:
-    """Nobody may read it any more, as after Ctrl-C in `terrella train ... | tee log`: what is under way goes on."""
+    """Write to stdout. The reader may be gone, as after Ctrl-C in `terrella train ... | tee log`; work continues."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -38,27 +36,27 @@ def _put(text: str) -> None:
 
 
 class Progress:
-    """Counts towards `total`; `speak=False` makes it silent on the other ranks."""
+    """Counts towards `total`; `speak=False` keeps the other ranks silent."""
 
     def __init__(self, title: str, total: int, *, start: int = 0, speak: bool = True) -> None:
         self.title, self.total, self.start, self.speak = title, total, start, speak
-        self.begun = self.last = time.monotonic()
+        self.started = self.last = time.monotonic()
         self.live = speak and sys.stdout.isatty()
         if speak and start:
             self._print(f"{title}: resuming at {start} of {total}")
 
     def update(self, done: int, text: str = "") -> None:
-        """Tell how far it is; printed at most every few seconds, and at the end."""
+        """Report progress; printed at most every few seconds, and at the end."""
         moment = time.monotonic()
         every = LIVE_EVERY_S if self.live else PLAIN_EVERY_S
         if not self.speak or (moment - self.last < every and done < self.total):
             return
         self.last = moment
-        rate = (done - self.start) / max(moment - self.begun, 1e-9)
+        rate = (done - self.start) / max(moment - self.started, 1e-9)
         left = (
             f"ETA {clock((self.total - done) / rate)}"
             if rate > 0 and done < self.total
-            else f"took {clock(moment - self.begun)}"
+            else f"took {clock(moment - self.started)}"
         )
         self._print(f"{self.title}: {done}/{self.total}  {left}  {text}".rstrip(), keep=done >= self.total)
 

@@ -23,7 +23,7 @@ from .metrics import MetricsFile
 from .sinks import Sink, result_table, rollout_table
 
 FOLDERS = ("checkpoints", "rollouts", "logs", "results", "stages")
-# a launcher, or a start that was killed early, leaves these without a config.yaml
+# a launcher, or a start that was killed early, may leave these without a config.yaml
 BEFORE_CONFIG = {*FOLDERS, "samplers", "profile"}
 DIGEST_LINE = "# digest: "
 ASIDE = "set-aside"
@@ -49,11 +49,11 @@ class Run:
         return MetricsFile(self.path / "metrics.jsonl", self.guard, self.sinks, self.extra)
 
     def outcome(self, stage: str) -> dict[str, Any] | None:
-        """What a finished stage left, or None when it has not finished."""
+        """The outcome of a stage, or None if it has not finished."""
         return read_json(self.path / "stages" / f"{stage}.json")
 
     def finish(self, stage: str, outcome: dict[str, Any]) -> None:
-        """Mark a stage finished; from now on it is skipped, and what it left is checked before others use it."""
+        """Mark a stage finished: from now on it is skipped, and its files are verified before others use them."""
         self.guard()
         outcome = json.loads(json.dumps(outcome))  # as it will be read
         left = {
@@ -65,8 +65,8 @@ class Run:
         write_json(self.path / "stages" / f"{stage}.json", outcome)
 
     def verify(self, stages: Sequence[str]) -> list[str]:
-        """Compare what finished stages left with what they left it as. What others would build on is an error, a
-        changed record a warning.
+        """Compare the files and rows of finished stages with their recorded digests. A changed file or outcome is an
+        error, because later stages build on it; changed rows of the record are a warning.
         """
         warnings: list[str] = []
         ended = [stage for stage in stages if self.outcome(stage) is not None]
@@ -75,8 +75,8 @@ class Run:
             remedy = f"restore it from a backup, or add --back-to {stage} to the same command"
             left = read_json(sums)
             if left is None:
-                gone = "is not there: it was lost, or an earlier release finished the stage"
-                warnings.append(f"{sums}: {gone}; whether anything that {stage} left was changed is not known")
+                why = "missing (lost, or an earlier release finished the stage)"
+                warnings.append(f"{sums}: {why}; changes to the files of {stage} cannot be detected")
                 continue
             if not isinstance(left, dict) or left.pop("digest", None) != json_digest(left):
                 raise StorageError(f"{sums}: damaged; {remedy}")
@@ -95,8 +95,8 @@ class Run:
         return warnings
 
     def _require_order(self, stages: Sequence[str], ended: Sequence[str]) -> None:
-        """A stage without an outcome must be the last that began: else its outcome was lost, and running it again
-        would cut the record.
+        """A stage without an outcome must be the last one that started: otherwise its outcome was lost, and running it
+        again would truncate the record.
         """
         first = next((stage for stage in stages if stage not in ended), None)
         for later in stages[stages.index(first) + 1 :] if first else ():
@@ -107,8 +107,8 @@ class Run:
             )
             if any(path.exists() for path in traces):
                 raise StorageError(
-                    f"{self.path / 'stages' / f'{first}.json'}: lost, though stage {later} began after it; restore it "
-                    f"from a backup, or add --back-to {first} to the same command"
+                    f"{self.path / 'stages' / f'{first}.json'}: lost, although stage {later} started after it; restore "
+                    f"it from a backup, or add --back-to {first} to the same command"
                 )
 
     def write_rollouts(self, stage: str, step: int, rows: Iterable[dict[str, Any]]) -> None:
@@ -121,7 +121,7 @@ class Run:
             sink.show(f"rollouts/{stage}", step, rollout_table(rows))
 
     def write_result(self, name: str, table: dict[str, Any]) -> None:
-        """Keep an evaluation table."""
+        """Write an evaluation table."""
         self.guard()
         write_json(self.path / "results" / f"{name}.json", table)
         for sink in self.sinks:
@@ -139,7 +139,7 @@ def _files_of(run: Path, stage: str) -> dict[str, str]:
 
 
 def changed_rows(path: Path, stage: str, found: int, written: int) -> str:
-    """A warning that rows of the record are not those that were written."""
+    """A warning that the record no longer holds the rows that were written."""
     what = f"{written - found} of the {written} rows are lost" if found < written else "rows were changed"
     return (
         f"{path}: {what} that stage {stage} wrote; restore it from a backup, or the report will show what it holds now"
@@ -147,7 +147,7 @@ def changed_rows(path: Path, stage: str, found: int, written: int) -> str:
 
 
 def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Lease]:
-    """Open a run directory for writing: a new one is laid out, one in which a stage has begun must hold the same
+    """Open a run directory for writing. A new one is set up; one in which a stage has started must have the same
     settings (see schema.differences).
     """
     require_ours(path)
@@ -162,7 +162,7 @@ def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Le
             make_folder(path / name)
         text = f"{DIGEST_LINE}{schema.digest(config)}\n{schema.dump(config)}"
         stored = path / "config.yaml"
-        if not has_begun(path):  # nothing rests on what an earlier start brought, and that may have been its fault
+        if not has_begun(path):  # nothing depends on the earlier settings, which may have been wrong
             (path / ROWS).unlink(missing_ok=True)
             write_atomic(stored, text)
         elif not stored.exists():
@@ -170,20 +170,20 @@ def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Le
         elif stored.read_bytes() != text.encode():
             _require_equal(stored, config)
         write_json(path / "environment.json", describe())
-    except BaseException:  # a notebook's process lives on, and may try again
+    except BaseException:  # in a notebook the process survives, and may try again
         lease.release()
         raise
     return Run(path, lease.token), lease
 
 
 def has_begun(path: Path) -> bool:
-    """Whether a stage has left anything, so that its settings and files must stay what they were."""
+    """Whether any stage has written something, so that settings and files must not change any more."""
     left = [*(path / name for name in ("metrics.jsonl", ASIDE)), *(path / name for name in FOLDERS if name != "logs")]
     return any(any(place.iterdir()) if place.is_dir() else place.exists() for place in left)
 
 
 def require_ours(path: Path) -> None:
-    """Refuse a folder that holds somebody else's files: a run would write among them."""
+    """Refuse a folder with foreign files: a run would write among them."""
     config = path / "config.yaml"
     if (path / "lease.json").exists():
         return
@@ -198,15 +198,13 @@ def require_ours(path: Path) -> None:
     if foreign:
         more = f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else ""
         raise ConfigError(
-            f"{path}: is not empty and is no run directory (it holds {', '.join(foreign[:SHOWN])}{more}, and no "
+            f"{path}: is not empty and not a run directory (it holds {', '.join(foreign[:SHOWN])}{more}, and no "
             "config.yaml); choose another --run folder"
         )
 
 
 def set_aside(run: Path, paths: Iterable[Path]) -> Path | None:
-    """Move what exists of `paths` out of a run's way, to a new folder under RUN/set-aside; returns it, or None where
-    nothing was there.
-    """
+    """Move those of `paths` that exist to a new folder under RUN/set-aside; returns it, or None if none existed."""
     found = [path for path in paths if path.exists()]
     if not found:
         return None
@@ -218,7 +216,7 @@ def set_aside(run: Path, paths: Iterable[Path]) -> Path | None:
 
 
 def attach(path: Path, sinks: Sequence[Sink] = ()) -> Run:
-    """The run as a worker of its owner sees it; the owner passes the lease on through the environment."""
+    """Open the run in a worker process; its owner passes the lease on through the environment."""
     token = os.environ.get(LEASE_VARIABLE)
     if not token:
         raise ConfigError(f"{path}: workers are started by 'terrella train'; {LEASE_VARIABLE} is not set")
@@ -226,13 +224,13 @@ def attach(path: Path, sinks: Sequence[Sink] = ()) -> Run:
 
 
 def require_same_settings(path: Path, config: Any) -> None:
-    """Refuse a folder in which a run of other settings has begun, as opening it would."""
+    """Refuse a folder in which a run with other settings has started, as `create` would."""
     if has_begun(path) and (path / "config.yaml").exists():
         _require_equal(path / "config.yaml", config)
 
 
 def _require_equal(stored: Path, config: Any) -> None:
-    """The stored settings are left as they are: the ranks read them, and what they lack has its default."""
+    """Refuse other settings than the stored ones. The stored file stays as it is; keys it lacks have defaults."""
     try:
         plain = yaml.safe_load(stored.read_bytes())
         if not isinstance(plain, dict):

@@ -1,6 +1,4 @@
-"""The run's shared secret: a file that only the run's owner can read. Who can read it belongs to the run; nobody
-types it.
-"""
+"""The run's shared secret: a file that only the run's owner can read. Processes that can read it belong to the run."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def make_secret(run: Path) -> bytes:
 
 
 def read_secret(run: Path, wait_s: float = 0.0) -> bytes:
-    """The secret that the first node wrote; it may take a while until this node sees it."""
+    """The secret that the first node wrote; on a network file system it may take a while to appear."""
     path, deadline = run / FILE, time.monotonic() + wait_s
     while True:
         text = path.read_text() if path.is_file() else ""
@@ -41,7 +39,7 @@ def read_secret(run: Path, wait_s: float = 0.0) -> bytes:
             break
         if time.monotonic() >= deadline:
             raise StorageError(
-                f"{path}: missing or not whole; the first node writes it, and --run must lie on a file system that "
+                f"{path}: missing or incomplete; the first node writes it, and --run must lie on a file system that "
                 "all nodes share"
             )
         time.sleep(0.5)
@@ -51,10 +49,10 @@ def read_secret(run: Path, wait_s: float = 0.0) -> bytes:
 
 
 def sign(secret: bytes, *parts: str) -> str:
-    """What only those who know the secret can say of some texts."""
+    """An HMAC over some texts."""
     return hmac.new(secret, "\n".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
 def signed(secret: bytes, mac: object, *parts: str) -> bool:
-    """Whether a signature is right."""
+    """Whether a signature is valid."""
     return isinstance(mac, str) and hmac.compare_digest(mac.encode(), sign(secret, *parts).encode())

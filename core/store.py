@@ -1,5 +1,5 @@
-"""The store where ranks meet. On one machine it listens on the loopback interface only; torch's own would listen on
-all of them.
+"""The rendezvous store of the ranks. On one machine it listens on loopback only; torch's own would listen on all
+interfaces.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ def open_store(
     if not is_leader or not is_loopback(host):
         return TCPStore(host, port, world, is_leader, timeout, wait_for_workers=wait)
     listener = socket.create_server((host, port), backlog=1024)
-    # torch takes the descriptor over and closes it with the store
+    # torch takes ownership of the descriptor
     return TCPStore(host, port, world, True, timeout, wait_for_workers=wait, master_listen_fd=listener.detach())

@@ -65,5 +65,5 @@ def test_sums_that_are_lost_are_said(victim: Victim, tmp_path: Path) -> None:
     sums = run / "stages" / "pretrain.sums"
     sums.unlink()
     end = start(run)
-    assert end.code == 0 and f"warning: {sums}: is not there" in end.said, end
+    assert end.code == 0 and f"warning: {sums}: missing" in end.said, end
     assert tiny_run.results(run) == victim.expected

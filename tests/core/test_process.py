@@ -45,9 +45,9 @@ def test_a_rank_is_kept_on_the_cores_near_its_gpu_and_what_it_starts_is_not(
         (tmp_path / f"0000:0{gpu}:00.0" / "local_cpulist").write_text(f"{cores}\n")
     try:
         for gpu in (0, 2, 3):
-            assert "kept" not in keep_near(f"0000:0{gpu}:00.0", tmp_path) and os.sched_getaffinity(0) == before
+            assert "pinned to" not in keep_near(f"0000:0{gpu}:00.0", tmp_path) and os.sched_getaffinity(0) == before
         told = keep_near("0000:01:00.0", tmp_path)
-        assert told == f"GPU 0000:01:00.0: kept on the 1 cores near it, of {len(before)}"
+        assert told == f"GPU 0000:01:00.0: pinned to the 1 cores near it, of {len(before)}"
         assert os.sched_getaffinity(0) == {min(before)}
         code = (
             "import os; from terrella.core.process import use_all_cores\n"
