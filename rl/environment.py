@@ -1,4 +1,4 @@
-"""A task of one's own: subclass `Environment`, name it in a recipe as `file.py:Name`, train. Importable without torch.
+"""Your own task: subclass `Environment`, name it in a recipe as `file.py:Name`, train. Importable without torch.
 
 class Guess(Environment):
     def tasks(self, split):
@@ -60,7 +60,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class End:
-    """How an episode ended: its reward, or Invalid, and the further numbers of its score."""
+    """How an episode ended: its reward or Invalid, and the other numbers of its score."""
 
     reward: float | Invalid
     parts: dict[str, float] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The RL loop: roll out, weigh, train, record. A `Trainer` is one stage; every rank has one and calls `run`.
 
-The leader of each data rank rolls out and sends its peers the trajectories; from there on all ranks do the same things
-in the same order.
+The leader of each data rank rolls out and sends the trajectories to its peers; from then on all ranks do the same
+things in the same order, since every engine call is collective.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .step_record import check, describe, training_values
 
 
 class Trainer:
-    """RL of one policy. A subclass gives the episodes of a step and the reference model, and may look on, save and
+    """RL of one policy. A subclass provides the episodes of a step and the reference model, and may record, save and
     publish.
     """
 
-    can_refill = False  # whether `more_episodes` gives any
+    can_refill = False  # whether `more_episodes` returns any
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Trainer:
         self.engine, self.sampler, self.algorithm, self.params, self.mesh = engine, sampler, algorithm, params, mesh
         self.settings, self.critic = settings, critic
         self.loss = make_loss(algorithms.settings(algorithm, params.temperature))
-        self.refilled: list[Trajectory] = []  # what the last step sampled in place of groups without a signal
+        self.refilled: list[Trajectory] = []  # sampled in the last step in place of groups without a signal
 
-    # What a subclass says.
+    # What a subclass provides.
 
     def episodes(self, step: int) -> list[Any]:
         """This data rank's episodes of a step, whole groups only."""
@@ -65,41 +65,41 @@ class Trainer:
         raise NotImplementedError
 
     def play(self, sampler: Sampler, episodes: list[Any], seed: int) -> list[Trajectory]:
-        """Run episodes to their end."""
+        """Play episodes to their end."""
         return rollout(sampler, episodes, self.params, seed)
 
     def reference(self, batches: list[PackedBatch]) -> list[torch.Tensor]:
-        """Log-probs by the weights that the stage began with."""
+        """Log-probs under the weights that the stage started from."""
         raise NotImplementedError
 
     def validate(self, step: int) -> dict[str, float]:
-        """A look at the weights of so many steps before they are trained further; what it returns is recorded."""
+        """Evaluate the weights after `step` steps, before they are trained further; the result is recorded."""
         return {}
 
     def publish(self, version: int) -> None:
-        """Bring a sampler with weights of its own up to date."""
+        """Send the new weights to a sampler that has a copy of its own."""
 
     def rest(self) -> dict[str, float]:
-        """Tell the sampler that it is the trainer's turn; what it returns is recorded."""
+        """Tell the sampler to free the device for the trainer; what it returns is recorded."""
         return {}
 
     def trained(self, kept: Sequence[Trajectory]) -> None:
-        """Look at what a step was trained on."""
+        """Called with the trajectories that a step was trained on."""
 
     def record(
         self, step: int, values: dict[str, Any], episodes: Sequence[Any], trajectories: Sequence[Trajectory]
     ) -> None:
-        """Take a step's values. Episodes are there on leaders."""
+        """Record a step's values. Only leaders have the episodes."""
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Save when it is time; a request to stop leaves the loop from here. Checkpoints fall between rollouts."""
+        """Save when due; a request to stop leaves the loop from here, so checkpoints always fall between rollouts."""
 
     # The loop.
 
     def run(self, steps: range, tokens: int = 0) -> int:
-        """Train for `steps`, after `tokens` sampled ones of earlier steps, and return the tokens in all."""
+        """Train for `steps`; returns the number of sampled tokens, `tokens` of earlier steps included."""
         refills = preparation.wants_refills(self.algorithm, self.can_refill, self.settings.ahead)
-        # a replay is no stream: its rollouts are there already
+        # a replay does not stream: its rollouts exist already
         ahead = self.settings.ahead if hasattr(self.sampler, "submit") else 0
         source = Ahead(self._begin, steps, ahead, self.settings.rollout_deadline_s)
         self.publish(self.engine.steps)
@@ -138,9 +138,7 @@ class Trainer:
         return lambda: (episodes, self.play(self.sampler, episodes, self.settings.seed))
 
     def _take(self, source: Ahead[Any], step: int) -> tuple[list[Any], list[Trajectory]]:
-        """The episodes of a step on leaders, and its trajectories on all ranks: none too stale, enough of them
-        valid.
-        """
+        """The episodes of a step on leaders, and its trajectories on all ranks; checks their staleness and validity."""
         take, publish = partial(source.take, step), partial(self.publish, self.engine.steps)
         episodes, trajectories = take_with_republish(self.mesh, self.sampler, take, publish, f"step {step + 1}")
         preparation.check_staleness(trajectories, self.engine.steps, self.settings.ahead * self.settings.updates)
@@ -158,7 +156,7 @@ class Trainer:
         return played
 
     def _score(self, kept: list[Trajectory]) -> Scores:
-        """What the algorithm asks of the models before the first update; all updates of a rollout compare with it."""
+        """Scores before the first update, which all updates of a rollout are compared with."""
         scorers = {"reference": self._reference, "policy": self._policy, "values": self._values}
         needed = algorithms.needs(self.algorithm)
         return preparation.score_rows(
@@ -166,7 +164,7 @@ class Trainer:
         )
 
     def _policy(self, batches: list[PackedBatch]) -> list[torch.Tensor]:
-        # as it sampled
+        # as the sampler did
         with batch_invariant(getattr(getattr(self.sampler, "inner", self.sampler), "batch_invariant", False)):
             return [r["logprob"] for r in self.engine.score(batches, logprob_score(self.params.temperature))]
 
@@ -178,7 +176,7 @@ class Trainer:
         return [r["value"] for r in self.critic.score(own, ppo.value_score)] if self.critic else []
 
     def _update(self, step: int, kept: list[Trajectory], scores: Scores) -> tuple[list[StepResult], list[StepResult]]:
-        """The optimizer's steps on one rollout: the policy's and the critic's."""
+        """The optimizer steps of policy and critic on one rollout."""
         rows = algorithms.prepare(self.algorithm, kept, scores, self.mesh.gather)
         every = self.settings.kl_every
         compare = scores.reference is None and every > 0 and step % every == 0

@@ -14,7 +14,7 @@ POSITIVE = 1e-5  # a log-prob may exceed 0 by rounding only
 
 
 def terms_of(batch: PackedBatch) -> PolicyTerms:
-    """The kernel's view of a batch."""
+    """The batch's fields as the kernel takes them."""
     return PolicyTerms(
         ce_weight=batch.ce_weight_T,
         pg_weight=batch.pg_weight_T,
@@ -27,8 +27,8 @@ def terms_of(batch: PackedBatch) -> PolicyTerms:
 
 
 def make_loss(settings: PolicySettings):
-    """A loss for the engine. Beside the kernel's sums it measures what tells a healthy step from a broken one:
-    drift between sampler and trainer log-probs, KL to the reference where it is known, and log-probs above 0."""
+    """A loss for the engine. Besides the kernel's sums it measures the health of a step: drift between sampler and
+    trainer log-probs, KL to the reference where known, and log-probs above 0."""
 
     def loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         output = linear_policy_loss(

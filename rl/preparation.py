@@ -1,6 +1,4 @@
-"""Between rollout and step: which trajectories are trained on, what the models say of them, and what the record
-keeps.
-"""
+"""Between rollout and step: which trajectories are trained on, their scores by the models, and what is recorded."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ def score_rows(
     mesh: Mesh,
     device: torch.device,
 ) -> Scores:
-    """What the algorithm asks of the models about every row, before the step; its advantages are computed on the
-    device.
-    """
+    """The scores of every row that the algorithm needs before the step; advantages are computed on `device`."""
     rows = [TrainSequence.of(sequence) for _, sequence in common.rows(trajectories)]
     if not wanted or not any(mesh.gather(bool(rows))):
         return Scores(**{name: [] for name in wanted}, device=device)
@@ -50,12 +46,12 @@ def keep_enough(
     refill: Callable[[int], list[Trajectory]] | None,
     gather: Gather,
 ) -> tuple[list[Trajectory], list[Trajectory]]:
-    """(kept, extra): the trajectories to train on, and what was sampled beyond the given ones.
+    """(kept, extra): the trajectories to train on, and those sampled in addition to the given ones.
 
     Where the algorithm allows refills, `refill(round)` samples fresh prompts in place of groups that were not kept. All
-    data ranks take part in a round or none does.
+    data ranks take part in a round, or none.
     """
-    valid = [t for t in trajectories if t.prompt_id >= 0]  # the others are Invalid, and of no prompt's group
+    valid = [t for t in trajectories if t.prompt_id >= 0]  # the others are Invalid and belong to no group
     wanted = len({t.prompt_id for t in valid})
     kept, extra = algorithms.keep(algorithm, valid, gather), []
     for number in range(getattr(algorithm, "refills", 0) if refill else 0):
@@ -72,10 +68,9 @@ def keep_enough(
 def minibatches(
     algorithm: Algorithm, rows: list[TrainSequence], trajectories: Sequence[Trajectory], count: int, gather: Gather
 ) -> list[list[TrainSequence]]:
-    """This data rank's rows of every mini-batch. Groups stay whole and go in the order of their prompts over all ranks,
-    so that a mini-batch does not depend on the layout; each is weighed as a batch of its own. A group without a valid
-    sample is in none, and there are no more of them than groups: an update by none would be the optimizer's momentum
-    alone."""
+    """This data rank's rows of every mini-batch. Groups stay whole and are ordered by prompt over all ranks, so that a
+    mini-batch does not depend on the layout; each is weighed as a batch of its own. Groups without a valid sample are
+    left out, and there are at most as many mini-batches as groups: an empty one would step by momentum alone."""
     if count == 1:
         return [rows]
     prompts = sorted({p for part in gather({t.prompt_id for t in trajectories if common.is_valid(t)}) for p in part})
@@ -98,8 +93,8 @@ def _sizes(trajectories: Sequence[Trajectory], gather: Gather) -> dict[str, int]
 
 
 def _scaled(row: TrainSequence, algorithm: Algorithm, scale: dict[str, np.float32]) -> TrainSequence:
-    """The row's weights, which divide by the whole rollout, made to divide by the mini-batch. Imitation and values
-    count tokens.
+    """Rescale the row's weights from the whole rollout's total to the mini-batch's. Imitation and values count
+    tokens.
     """
     policy = scale["tokens" if getattr(algorithm, "aggregate", "token") == "token" else "sequences"]
     factors = {name: scale["tokens"] if name in ("ce", "value") else policy for name in WEIGHTS}
@@ -111,16 +106,16 @@ def _scaled(row: TrainSequence, algorithm: Algorithm, scale: dict[str, np.float3
 def add_drift(
     values: dict[str, Any], trajectories: Sequence[Trajectory], scores: Scores, version: int, ahead: int, gather: Gather
 ) -> None:
-    """How far sampler and trainer are apart, into a step's values; with rollouts ahead also how old the tokens are."""
+    """Add the drift between sampler and trainer to a step's values; with rollouts ahead also the age of the tokens."""
     age = staleness(trajectories, version, gather) if ahead else {}
-    if age.get("staleness/max") and "logprob_drift/mean" in values:  # older weights, not a fault, make it
+    if age.get("staleness/max") and "logprob_drift/mean" in values:  # caused by older weights, not by a fault
         values["logprob_drift/stale"] = values.pop("logprob_drift/mean")
     values |= {**sampler_drift(trajectories, scores, version, gather), **age}
 
 
 def sampler_drift(trajectories: Sequence[Trajectory], scores: Scores, version: int, gather: Gather) -> dict[str, float]:
-    """Where the trainer recomputed the log-probs, the drift is between those and the sampler's. What older weights
-    sampled differs because they do, and is told apart.
+    """The drift between the sampler's log-probs and those the trainer recomputed. Tokens sampled by older weights are
+    counted separately: they differ because the weights do.
     """
     if scores.policy is None:
         return {}
@@ -155,7 +150,7 @@ def critic_values(results: Sequence[StepResult]) -> dict[str, float]:
 
 
 def require_valid(trajectories: Sequence[Trajectory], most: float, gather: Gather, what: str) -> None:
-    """Stop by name when more than the share `most` of all ranks' samples is Invalid: what is left says little of the
+    """Stop the run if more than the share `most` of all ranks' samples is Invalid: the rest says little of the
     policy.
     """
     reasons = [t.reward.reason for t in trajectories if isinstance(t.reward, Invalid)]
@@ -171,14 +166,14 @@ def require_valid(trajectories: Sequence[Trajectory], most: float, gather: Gathe
 def microbatches(
     algorithm: Algorithm, rows: list[TrainSequence], budget: int, mesh: Mesh, width: int
 ) -> list[PackedBatch]:
-    """This data rank's microbatches of an update. Where no rank has anything to learn from, a row without weights
-    keeps the ranks in step.
+    """This data rank's microbatches of an update. If no rank has anything to learn from, a row of weight 0 keeps the
+    ranks in step.
     """
     return spread(rows if any(mesh.gather(bool(rows))) else [_silent_row(algorithm)], budget, mesh, width).batches
 
 
 def _silent_row(algorithm: Algorithm) -> TrainSequence:
-    """A sequence without weights."""
+    """A sequence of weight 0."""
     names = ["ce"] if algorithm.kind == "sft" else ["pg", "advantage", "old_logprob"]
     names += ["value", "returns", "old_value"] if "values" in algorithms.needs(algorithm) else []
     # the KL of the other mini-batches is measured here too, as 0
@@ -188,7 +183,7 @@ def _silent_row(algorithm: Algorithm) -> TrainSequence:
 
 
 def require_critic(algorithm: Algorithm, critic: Any) -> None:
-    """Refuse an algorithm that asks for values where nobody has any."""
+    """Refuse an algorithm that needs values in a stage without a critic."""
     if "values" in algorithms.needs(algorithm) and critic is None:
         raise ConfigError(
             f"algorithm: {algorithm.kind} needs a critic, which this stage does not train; choose one without "
@@ -197,7 +192,7 @@ def require_critic(algorithm: Algorithm, critic: Any) -> None:
 
 
 def wants_refills(algorithm: Algorithm, possible: bool, ahead: int) -> bool:
-    """Whether groups without a signal are to be replaced."""
+    """Whether groups without a signal are replaced."""
     refills = possible and getattr(algorithm, "refills", 0) > 0
     if ahead and refills:
         raise ConfigError(
@@ -207,7 +202,7 @@ def wants_refills(algorithm: Algorithm, possible: bool, ahead: int) -> bool:
 
 
 def check_staleness(trajectories: Sequence[Trajectory], version: int, bound: int) -> None:
-    """Refuse rollouts by weights older than the bound, or newer than the trainer's."""
+    """Refuse rollouts whose weights are older than the bound, or newer than the trainer's."""
     for t in trajectories:
         for sequence in t.sequences:
             if not version - bound <= sequence.weight_version <= version:
@@ -218,7 +213,7 @@ def check_staleness(trajectories: Sequence[Trajectory], version: int, bound: int
 
 
 def staleness(trajectories: Sequence[Trajectory], version: int, gather: Gather) -> dict[str, float]:
-    """How many optimizer steps ago the sampled tokens' weights were those of now."""
+    """By how many optimizer steps the weights of each sampled token are behind."""
     parts = gather(
         [
             [version - v for v, role in zip(s.token_versions, s.roles, strict=True) if role == Role.ACTION]
@@ -230,5 +225,5 @@ def staleness(trajectories: Sequence[Trajectory], version: int, gather: Gather) 
 
 
 def with_reference(batches: list[PackedBatch], logprobs: list[torch.Tensor]) -> list[PackedBatch]:
-    """Batches that know the reference model's log-probs."""
+    """The batches with the reference model's log-probs filled in."""
     return [replace(batch, ref_logprob_T=logprob) for batch, logprob in zip(batches, logprobs, strict=True)]

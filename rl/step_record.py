@@ -1,4 +1,4 @@
-"""What the record says of a step: rewards, the engine's sums as means, and the numbers at which a run stops."""
+"""What is recorded of a step: rewards, the engine's sums as means, and the checks that stop a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .statistics import mean
 
 
 def describe(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
-    """Reward statistics over all ranks; Invalid samples are counted and kept out."""
+    """Reward statistics over all ranks; Invalid samples are only counted."""
     rewards = [t.reward for t in trajectories if not isinstance(t.reward, Invalid)]
     everywhere = gather((rewards, len(trajectories) - len(rewards)))
     values = [r for part, _ in everywhere for r in part]
     estimate = mean(values)
-    equal = len(set(values)) <= 1  # the mean of equal numbers may differ from them by rounding, which is no spread
+    equal = len(set(values)) <= 1  # rounding in the mean of equal numbers must not look like a spread
     spread = 0.0 if equal else (sum((v - estimate.value) ** 2 for v in values) / max(len(values) - 1, 1)) ** 0.5
     return {
         "reward/mean": estimate.value,
@@ -30,9 +30,7 @@ def describe(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[An
 
 
 def training_values(results: Sequence[StepResult], sampled: int) -> dict[str, Any]:
-    """The engine's sums over a rollout's updates as means over the tokens that were trained on; the loss is the mean
-    of the updates'.
-    """
+    """The engine's sums over a rollout's updates as means over trained tokens; the loss is the mean over updates."""
     sums = {name: sum(r.metrics[name] for r in results) for name in results[0].metrics}
     first = results[0].metrics
     trained = sums["pg_tokens"] or sums["tokens"]  # imitation has no policy term
@@ -43,14 +41,14 @@ def training_values(results: Sequence[StepResult], sampled: int) -> dict[str, An
         "grad_norm": sum(r.grad_norm for r in results) / len(results),
         "lr": results[-1].lr,
     }
-    if trained:  # what was not measured has no value, not the value 0
+    if trained:  # what was not measured is left out, not 0
         values["entropy"] = sums["entropy"] / trained
         values["clip_fraction"] = (sums["clipped_low"] + sums["clipped_high"]) / trained
     first_tokens = first["pg_tokens"] or first["tokens"]
-    # sampler against trainer: later updates have moved away from what was sampled, as they should
+    # sampler against trainer, in the first update only: later ones are meant to move away from the sampler
     if first_tokens and "drift" in first:
         values["logprob_drift/mean"] = first["drift"] / first_tokens
-    if first.get("routing_given"):  # of the experts that tokens were sent to when they were sampled
+    if first.get("routing_given"):  # against the experts that the sampler chose
         values["routing/disagreed"] = first["routing_disagreed"] / first["routing_given"]
     if "balance_loss" in sums:
         values["balance_loss"] = sums["balance_loss"] / len(results)
@@ -60,7 +58,7 @@ def training_values(results: Sequence[StepResult], sampled: int) -> dict[str, An
 
 
 def lengths_table(name: str, sampled: Counter[int], trained: Counter[int]) -> dict[str, Any]:
-    """How long answers were: all that were sampled, and those that were trained on."""
+    """Lengths of the answers that were sampled, and of those that were trained on."""
 
     def cells(counts: Counter[int]) -> list[float]:
         lengths = sorted(counts.elements())
@@ -81,7 +79,7 @@ def lengths_table(name: str, sampled: Counter[int], trained: Counter[int]) -> di
 
 
 def require_finite(values: dict[str, Any], step: int) -> None:
-    """Stop the run by the name of a number that is NaN or infinite."""
+    """Stop the run, naming a value that is NaN or infinite."""
     for name, value in values.items():
         if not math.isfinite(value):
             raise NumericsError(
@@ -91,7 +89,7 @@ def require_finite(values: dict[str, Any], step: int) -> None:
 
 
 def check(values: dict[str, Any], drift_gate: float, step: int) -> None:
-    """Stop by name rather than train on numbers that cannot be right."""
+    """Stop the run rather than train on values that cannot be right."""
     require_finite(values, step)
     if values["impossible_logprobs"]:
         raise NumericsError(
@@ -102,7 +100,7 @@ def check(values: dict[str, Any], drift_gate: float, step: int) -> None:
 
 
 def require_agreement(values: dict[str, Any], drift_gate: float, where: str) -> None:
-    """Stop by name where the sampler's log-probs are not the trainer's."""
+    """Stop the run if sampler and trainer disagree on log-probs."""
     if values.get("logprob_drift/mean", 0.0) > drift_gate:
         drift = f"{values['logprob_drift/mean']:.3g}"
         raise NumericsError(

@@ -1,6 +1,4 @@
-"""Many calls at once, each with a deadline. A call that hangs is left behind in a daemon thread and comes back as
-Invalid.
-"""
+"""Concurrent calls, each with a deadline. A call that hangs is abandoned in a daemon thread and returns Invalid."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ T = TypeVar("T")
 
 
 class Calls:
-    """Calls of coroutines' in daemon threads, at most `workers` at once. A deadline counts from when a call begins."""
+    """Runs calls for coroutines in daemon threads, at most `workers` at once. A deadline starts when its call does."""
 
     def __init__(self, workers: int) -> None:
         self.loop, self.room = asyncio.get_running_loop(), asyncio.Semaphore(workers)
@@ -36,12 +34,12 @@ class Calls:
                 threading.Thread(target=self._work, daemon=True, name=what).start()
             await asyncio.wait([done], timeout=deadline_s)
             if not done.done():
-                done.cancel()  # its thread is lost, and nobody counts on it
+                done.cancel()  # its thread is abandoned
                 return Invalid(f"{what}: did not finish within {deadline_s:g} s")
             return done.result()
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Let the threads end."""
         for _ in range(self.idle):
             self.waiting.put(None)
 
@@ -54,12 +52,12 @@ class Calls:
                 value = Invalid(f"{what}: {type(error).__name__}: {error}")
             try:
                 self.loop.call_soon_threadsafe(self._resolve, done, value)
-            except RuntimeError:  # it came so late that the rollout is over
+            except RuntimeError:  # so late that the rollout is over
                 return
 
     def _resolve(self, done: asyncio.Future[Any], value: Any) -> None:
         self.idle += 1
-        if not done.done():  # an answer after its deadline changes nothing
+        if not done.done():  # a result after its deadline is dropped
             done.set_result(value)
 
 
@@ -79,9 +77,7 @@ def run_all(calls: Sequence[Callable[[], Any]], *, workers: int, deadline_s: flo
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns. A notebook's thread has a loop of its own, which cannot wait for another: there it runs
-    in a thread apart.
-    """
+    """Run a coroutine to its end. In a notebook, whose thread already runs an event loop, it runs in another thread."""
     if asyncio._get_running_loop() is None:
         return asyncio.run(work)
     with ThreadPoolExecutor(1) as apart:

@@ -1,5 +1,5 @@
-"""When the continuous batch proposes tokens by copying, and how many: decided by what was seen in the same call, never
-by the clock, so that a run repeats itself.
+"""When the continuous batch proposes tokens by copying, and how many: decided by counts from the same call, never by
+the clock, so that a run is reproducible.
 """
 
 from __future__ import annotations

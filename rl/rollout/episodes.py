@@ -1,7 +1,7 @@
-"""Rollouts: every episode is a task of its own that asks for a continuation, takes it, and asks again.
+"""Rollouts: every episode runs as its own coroutine, which asks for a continuation, takes it, and asks again.
 
-Who asks a `Stream` is answered as soon as its tokens are there, and waits for nobody else. Any other sampler is asked
-once all live episodes wait for it: a batch, and with it the last bits of its log-probs, then never depends on time.
+A `Stream` answers each request as soon as its tokens are there. Any other sampler is called once all live episodes wait
+for it, so that a batch, and with it the last bits of its log-probs, never depends on timing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Ask = Callable[[SampleRequest], Awaitable[Sample | Invalid]]
 
 
 class Episode(Protocol):
-    """One sample of one prompt. It hands out contexts and takes what was sampled, until it has no more to ask.
+    """One sample of one prompt. It provides contexts and receives what was sampled, until it is over.
 
-    An episode may have `forced`: tokens that the sampler puts between sampled spans, such as the actions of a video;
-    and `scored_together`: its score is asked once all episodes are over, and not as soon as this one is.
+    An episode may have `forced`, tokens that the sampler inserts between sampled spans, such as the actions of a video,
+    and `scored_together`: its score is then requested once all episodes are over.
     """
 
     prompt_id: int
@@ -44,10 +44,10 @@ class Episode(Protocol):
 
 @runtime_checkable
 class Imagined(Protocol):
-    """An episode in a world that a model imagines: after an answer it may ask that model what follows."""
+    """An episode in an imagined world: after an answer it may ask the world model what follows."""
 
     def question(self) -> tuple[int, ...] | None:
-        """What the world model is to continue, or None where nothing is asked."""
+        """Ids for the world model to continue, or None if there is nothing to ask."""
         ...
 
     def imagine(self, sample: Sample) -> None:
@@ -56,8 +56,8 @@ class Imagined(Protocol):
 
 
 def sampled_sequence(context: Sequence[int], sample: Sample) -> TokenSequence:
-    """Context and continuation as one sequence: the mask covers exactly the sampled tokens. The context may be the end
-    of what was continued.
+    """Context and continuation as one sequence, in which exactly the sampled tokens have the role ACTION. `context` may
+    be only the end of what was continued.
     """
     sampled = (Role.ACTION,) * len(sample.ids)
     if sample.forced is not None:
@@ -74,8 +74,8 @@ def sampled_sequence(context: Sequence[int], sample: Sample) -> TokenSequence:
 def rollout(
     sampler: Sampler, episodes: Sequence[Episode], params: SamplingParams, seed: int, retries: int = 2
 ) -> list[Trajectory]:
-    """Run all episodes to their end. A fault of the sampler is retried, then makes the trajectory Invalid; it is
-    never a reward of 0.
+    """Play all episodes to their end. A sampler fault is retried, then makes the trajectory Invalid, never a reward of
+    0.
     """
 
     async def play(episode: Episode, ask: Ask) -> Callable[[], Trajectory]:
@@ -106,7 +106,7 @@ def _scored(episode: Episode, sequences: list[TokenSequence]) -> Trajectory:
 
 
 async def with_retries(ask: Ask, request: SampleRequest, retries: int) -> Sample | Invalid:
-    """An answer of the sampler, asked again after a fault so many times."""
+    """The sampler's answer, retried after a fault."""
     for _ in range(retries):
         answer = await ask(request)
         if not isinstance(answer, Invalid):
@@ -115,14 +115,14 @@ async def with_retries(ask: Ask, request: SampleRequest, retries: int) -> Sample
 
 
 def play_all(samplers: Sequence[Sampler], plays: Sequence[Callable[..., Awaitable[T]]]) -> list[T]:
-    """What all plays return, in their order. Each is given the ways to ask the samplers, an `Ask` for each."""
+    """Run all plays and return their results in order. Each play is called with one `Ask` per sampler."""
 
     async def together() -> list[T]:
         round_ = _Round(len(plays))
 
         async def one(number: int) -> T:
             played = await plays[number](*(round_.asker(number, sampler) for sampler in samplers))
-            round_.leave()  # not after an error, which ends all: nothing more is sampled for them
+            round_.leave()  # not after an error, which ends the rollout
             return played
 
         tasks = [asyncio.ensure_future(one(number)) for number in range(len(plays))]
@@ -138,8 +138,8 @@ def play_all(samplers: Sequence[Sampler], plays: Sequence[Callable[..., Awaitabl
 
 
 class _Round:
-    """How episodes reach samplers: one by one where it is a stream; else once all live ones wait, those who ask the
-    same one in one call, in the order of their numbers.
+    """Passes requests to samplers: one by one to a stream; to any other in one call once all live episodes wait,
+    ordered by episode number.
     """
 
     def __init__(self, live: int) -> None:

@@ -13,8 +13,8 @@ from .embedded import EmbeddedSampler
 
 
 def folder_sampler(folder: Path) -> tuple[EmbeddedSampler, ModelConfig]:
-    """The sampler, on a GPU where there is one, and the model's sizes. On a CPU it computes in fp32: many have no bf16,
-    and emulate it many times slower.
+    """The sampler, on a GPU if there is one, and the model's config. On CPUs it computes in fp32: many emulate bf16
+    many times slower.
     """
     config = read_config(folder)
     source, _ = weight_source(folder, config)

@@ -1,5 +1,4 @@
-"""Which pages of the pool hold what: who uses a page, which tokens its keys belong to, and which page is given up
-first.
+"""Bookkeeping of the page pool: who uses a page, which tokens its keys belong to, and which page is evicted first.
 
 Pages with known tokens form a tree: a page's place says all tokens before it, so a prompt's pages are found by walking
 down from the root. A page that nobody uses keeps its content until its room is needed, least recently used first.
@@ -31,13 +30,13 @@ class Pages:
         self.count, self.size = count, size
         self._users = [0] * count
         self._empty = list(range(count - 1, 0, -1))
-        self._idle: dict[int, None] = {}  # known content, no user; in the order in which they are given up
+        self._idle: dict[int, None] = {}  # known content, no user; in eviction order
         self._root = _Node(0, (), None)
         self._nodes: dict[int, list[_Node]] = {}
 
     @property
     def free(self) -> int:
-        """Pages that can be taken."""
+        """The number of pages that can be taken."""
         return len(self._empty) + len(self._idle)
 
     def take(self) -> int | None:
@@ -57,7 +56,7 @@ class Pages:
         self._idle.pop(page, None)
 
     def release(self, pages: Sequence[int]) -> None:
-        """One user less of a sequence's pages. The last ones are given up before those that they follow."""
+        """One user less of a sequence's pages. Later pages are evicted before the ones they follow."""
         for page in reversed(pages):
             self._users[page] -= 1
             if not self._users[page]:
@@ -67,8 +66,8 @@ class Pages:
                     self._empty.append(page)
 
     def find(self, ids: Sequence[int]) -> tuple[list[int], tuple[int, int] | None]:
-        """(the pages that hold the beginning of `ids`, a page to copy the next tokens from and how many). All get
-        one more user.
+        """(pages that hold the beginning of `ids`, a page to copy the next tokens from, how many). All get one more
+        user.
         """
         node, pages, found = self._root, [], None
         rest = tuple(ids[: self.size])
@@ -85,7 +84,7 @@ class Pages:
         return pages, found
 
     def learn(self, pages: Sequence[int], ids: Sequence[int]) -> None:
-        """Note that `pages` hold `ids`. What other pages are known to hold stays theirs."""
+        """Note that `pages` hold `ids`. Tokens that other pages already hold stay with those."""
         node = self._root
         for number, start in enumerate(range(0, len(ids), self.size)):
             tokens = tuple(ids[start : start + self.size])
@@ -97,7 +96,7 @@ class Pages:
             node = child
 
     def forget(self, page: int) -> None:
-        """Drop what is known of a page."""
+        """Forget a page's content."""
         for node in self._nodes.pop(page, ()):
             parent = node.parent
             assert parent is not None
@@ -109,6 +108,6 @@ class Pages:
             self._empty.append(page)
 
     def forget_all(self) -> None:
-        """Drop all that is known, as when the weights have changed."""
+        """Forget all content, as after the weights have changed."""
         for page in list(self._nodes):
             self.forget(page)

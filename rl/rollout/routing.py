@@ -1,6 +1,6 @@
-"""Which of several servers a request goes to: the one that has read most of its prompt, else the one with least to do.
+"""Chooses a server for each request: the one that has cached most of its prompt, else the least loaded one.
 
-A client's requests of one call are dealt out before any is sent, so that equal calls are dealt alike.
+The requests of one call are assigned before any is sent, so that equal calls are assigned equally.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from threading import Lock
 import xxhash
 
 BLOCK = 64  # tokens
-KEPT = 1 << 18  # beginnings of prompts that are remembered
-BUSY, FEW = 1.25, 8  # a server is not kept to beyond so many times the mean, and so many requests more
+KEPT = 1 << 18  # prompt prefixes that are remembered
+BUSY, FEW = 1.25, 8  # a server may exceed the mean load by this factor, and by this many requests, for its cache's sake
 
 
 class Routing:
-    """What each server has read of late, and what it has to do."""
+    """The recent prompts of each server, and its load."""
 
     def __init__(self, servers: int) -> None:
         self.busy = [0] * servers
@@ -26,10 +26,10 @@ class Routing:
         self.lock = Lock()
 
     def take(self, ids: Sequence[int]) -> int:
-        """The server of a prompt, which has one request more until `done`."""
+        """Choose the server for a prompt; it counts as loaded until `done`."""
         places = beginnings(ids)
         with self.lock:
-            # less than half of a prompt, such as what all tasks begin with, is no reason to crowd one server
+            # a match of less than half the prompt, such as a common preamble, does not justify crowding one server
             known = (self.known.get(key) for key in places[: len(places) // 2 + 1])
             server = next((found for found in known if found is not None), None)
             count = len(self.busy)
@@ -48,13 +48,13 @@ class Routing:
             self.busy[server] -= 1
 
     def forget(self) -> None:
-        """New weights: nothing that was read is of use any more."""
+        """New weights: cached prompts are useless."""
         with self.lock:
             self.known.clear()
 
 
 def beginnings(ids: Sequence[int]) -> list[int]:
-    """Keys of a prompt and of its beginnings of whole blocks, the longest first."""
+    """Keys of a prompt's prefixes of whole blocks, longest first, starting with the whole prompt."""
     mixed, keys = xxhash.xxh3_64(), []
     for start in range(0, len(ids), BLOCK):
         mixed.update(array("q", ids[start : start + BLOCK]).tobytes())

@@ -24,7 +24,7 @@ class SamplingParams:
     top_k: int = 0
     stop_ids: tuple[int, ...] = ()
     allowed: tuple[int, int] | None = None  # half-open range of token ids that may be sampled
-    repetition_penalty: float = 1.0  # above 1: tokens of the prompt and of the answer so far become less likely
+    repetition_penalty: float = 1.0  # above 1: tokens that occurred in prompt or answer become less likely
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -38,7 +38,7 @@ class SamplingParams:
 
 
 class Unpublished(WorkerError):
-    """Servers lost the weights that only all ranks of the trainer together can send: publish, and sample again."""
+    """Servers lost weights that only all trainer ranks together can send: publish, then sample again."""
 
 
 Forced = tuple[tuple[int, tuple[int, ...]], ...]
@@ -48,8 +48,8 @@ Forced = tuple[tuple[int, tuple[int, ...]], ...]
 class SampleRequest:
     """One continuation. `key` alone decides the random numbers: (seed, prompt id, sample index, turn).
 
-    `forced` puts given tokens between sampled spans: each entry (n, ids) inserts `ids` once n tokens were sampled, n
-    rising and below max_new_tokens, which counts sampled tokens alone.
+    `forced` inserts given tokens between sampled spans: each entry (n, ids) inserts `ids` once n tokens were sampled,
+    with n rising and below max_new_tokens. Only sampled tokens count towards max_new_tokens.
     """
 
     ids: tuple[int, ...]
@@ -68,15 +68,15 @@ class SampleRequest:
 
     @property
     def length(self) -> int:
-        """Positions that prompt and continuation take at most."""
+        """The most positions that prompt and continuation can take."""
         return len(self.ids) + self.params.max_new_tokens + sum(len(ids) for _, ids in self.forced)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was sampled, and by which version of the weights. Forced tokens stand among `ids` with a log-prob of 0.
+    """What was sampled, and by which version of the weights. `ids` include forced tokens, with a log-prob of 0.
 
-    Where weights changed on the way, `versions` has one for every id, and `weight_version` is the oldest.
+    If weights changed meanwhile, `versions` has one entry per id and `weight_version` is the oldest.
     """
 
     ids: tuple[int, ...]
@@ -89,15 +89,15 @@ class Sample:
 
     @property
     def given(self) -> tuple[bool, ...]:
-        """For every id, whether it was given rather than sampled."""
+        """For every id, whether it was forced rather than sampled."""
         return self.forced if self.forced is not None else (False,) * len(self.ids)
 
 
 def interleave(
     ids: list[int], logprobs: list[float], request: SampleRequest, finish: FinishReason, version: int | list[int]
 ) -> Sample:
-    """Sampled tokens and the request's forced ones in their order; spans beyond an early end are not inserted.
-    `version` is that of all tokens, or one for each.
+    """Merge sampled tokens with the request's forced ones; spans after an early end are left out. `version` is one for
+    all tokens, or one per token.
     """
     versions = version if isinstance(version, list) and len(set(version)) > 1 else None
     version = min(version) if isinstance(version, list) else version

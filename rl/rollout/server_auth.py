@@ -1,5 +1,5 @@
-"""The door of a vLLM server. Its endpoints change weights and run methods, and vLLM's own key covers a part of them
-only, so that every request but the question whether it is alive must carry the server's key."""
+"""Access control for a vLLM server. Its endpoints change weights and run methods, and vLLM's own key covers only some
+of them; so every request except the health check must carry the server's key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-KEY_VARIABLE = "TERRELLA_SERVER_KEY"  # the key of servers that are not started by the run itself
+KEY_VARIABLE = "TERRELLA_SERVER_KEY"  # the key of servers that the run did not start
 GUARD = "terrella.rl.rollout.server_auth.Guard"
 OPEN = ("/health",)
 
@@ -37,5 +37,5 @@ class Guard:
 
 
 def header(key: str) -> dict[str, str]:
-    """What a request to a server carries."""
+    """The headers of a request to a server."""
     return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,7 +1,7 @@
-"""Requests answered as they come: a sampler in a thread of its own, and whoever asks gets a future.
+"""Requests answered as they arrive: the sampler runs in its own thread, and each request gets a future.
 
-The sampler takes tickets between two windows of tokens, or a request at a time, and reads weights only in its turns; so
-weights may change while others wait for their answers.
+The sampler takes tickets between two windows of tokens, or one request at a time, and reads weights only within a
+`turn`; so weights may change while requests wait for their answers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Note = Callable[[list[tuple[SampleRequest, Sample]]], None]
 
 @dataclass(eq=False)
 class Ticket:
-    """A request on its way. `note` is told of its sample, together with others of the same moment, before anybody
-    else.
+    """A pending request. `note` is called with its sample, batched with others that finish together, before the future
+    is set.
     """
 
     request: SampleRequest
@@ -34,8 +34,8 @@ class Ticket:
 
 
 class Stream:
-    """A sampler that can be asked at any time. One with `serve(stream)` takes tickets as they come; any other is given
-    all that wait at the end of each call.
+    """A sampler that can be asked at any time. One with `serve(stream)` takes tickets as they arrive; any other is
+    called again and again with all that wait.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -50,10 +50,10 @@ class Stream:
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether log-probs are to be those of a trainer that scores in that mode."""
+        """Whether log-probs must equal those of a trainer that scores in that mode."""
         return getattr(self.sampler, "batch_invariant", False)
 
-    # For those who ask.
+    # For callers.
 
     def submit(self, request: SampleRequest, note: Note | None = None) -> Future[Sample | Invalid]:
         """Ask for a continuation."""
@@ -74,7 +74,7 @@ class Stream:
 
     @contextmanager
     def paused(self, deadline_s: float) -> Iterator[None]:
-        """No turn of the sampler's meanwhile: weights may change."""
+        """Keep the sampler from taking a turn, so that weights may change."""
         with self._changed:
             self._barred = True
             if not self._changed.wait_for(lambda: self._turns == 0, deadline_s):
@@ -89,26 +89,26 @@ class Stream:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop sampling; those who still wait get an error."""
+        """Stop sampling; pending requests get an error."""
         self.fail(WorkerError("the sampler was closed"))
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_S)
-            if self._thread.is_alive() and sys.exception() is None:  # an error on its way is told instead
+            if self._thread.is_alive() and sys.exception() is None:  # an error already being raised takes precedence
                 raise DeadlineError(f"the sampler did not stop within {CLOSE_S:.0f} s")
 
     # For the sampler.
 
     def take(self, wait: bool) -> list[Ticket] | None:
-        """What was asked since the last time, after a while if need be; None when all is over."""
+        """Tickets submitted since the last call, waiting for one if asked to; None once the stream is closed."""
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._waiting or self._closed)  # until somebody asks, or it is closed
+                self._changed.wait_for(lambda: self._waiting or self._closed)
             taken, self._waiting = self._waiting, []
             return None if self._closed else taken
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """The time in which weights are read and must not change."""
+        """A period in which weights are read and must not change."""
         with self._changed:
             self._changed.wait_for(lambda: not self._barred)  # as long as a publish takes, which has a deadline
             self._turns += 1
@@ -135,7 +135,7 @@ class Stream:
                 ticket.answer.set_result(sample)
 
     def fail(self, error: BaseException) -> None:
-        """End with an error that all who wait, and all who ask later, will meet."""
+        """Fail the stream: pending and later requests raise this error."""
         with self._changed:
             self._fault = self._fault or error
             self._closed = True
