@@ -26,7 +26,7 @@ from ...rl.rollout.resample import make_with_republish
 from ...rl.rollout.sampler import Sampler
 from ...rl.step_record import require_agreement
 from ...rl.tasks import Lesson, Tasks
-from ..job import Job
+from ..job import Job, StopRequested
 from ..settings.base import sources
 from ..settings.verbs import Collect
 from .common import build_engine
@@ -73,8 +73,8 @@ def check(stage: Collect, job: Job) -> None:
 
 
 def run(stage: Collect, job: Job) -> dict[str, Any]:
-    """Play all tasks and write the lessons. After a kill what was sampled is not sampled again; shards are written
-    last.
+    """Play all tasks and write the lessons. After a stop or a kill what was sampled is not sampled again; shards are
+    written last.
     """
     with environment(stage, job) as tasks:
         if _makes_data(stage, job):
@@ -99,7 +99,7 @@ def run(stage: Collect, job: Job) -> dict[str, Any]:
         played: list[Trajectory] = []  # on leaders
         with _sampler(stage, job, tasks, episodes) as (sampler, publish, compare):
 
-            def learn() -> dict[str, int]:
+            def learn() -> dict[str, int] | None:
                 return _learn(stage, job, tasks, sampler, episodes or dealt(), played)
 
             def begin_anew() -> None:
@@ -124,11 +124,16 @@ def _require_valid(stage: Collect, job: Job, total: dict[str, int], played: list
         )
 
 
-def _added(job: Job, counts: dict[str, int]) -> dict[str, int]:
-    """What the data ranks counted that wrote their shards, added up once all are written."""
+def _added(job: Job, counts: dict[str, int] | None) -> dict[str, int]:
+    """What the data ranks counted that wrote their shards, added up once all are written. Where one of them was asked
+    to stop and counted nothing, all stop.
+    """
     parts = job.mesh.gather(counts, patient=True)
     job.mesh.barrier()
-    return {key: sum(part[key] for part in parts) for key in counts}
+    counted = [part for part in parts if part is not None]
+    if len(counted) < len(parts):
+        raise StopRequested
+    return {key: sum(part[key] for part in counted) for key in counted[0]}
 
 
 @contextmanager
@@ -175,13 +180,18 @@ def _drift(stage: Collect, job: Job, engine: Engine, session: Session, played: l
 
 def _learn(
     stage: Collect, job: Job, tasks: Tasks, sampler: Sampler, episodes: list[Any], shown_to: list[Trajectory]
-) -> dict[str, int]:
-    """Play this data rank's episodes, write what they teach, and count; what was played is added to `shown_to`."""
+) -> dict[str, int] | None:
+    """Play this data rank's episodes, write what they teach, and count; what was played is added to `shown_to`. None
+    where a stop was asked for before all were played.
+    """
     recorded = tasks.recorded() if stage.model is None and stage.again is None else None
     if recorded is not None:
         episodes, played = (list(job.mesh.share(part)) for part in recorded)
     else:
-        played = _play(stage, job, tasks, sampler, episodes)
+        try:
+            played = _play(stage, job, tasks, sampler, episodes)
+        except StopRequested:  # of this rank alone: its peers wait for its answer, and all ranks stop together
+            return None
         episodes = episodes[: len(played)]
     shown_to += played
     if job.mesh.is_main and (shown := tasks.pictures(episodes, played)):
@@ -193,12 +203,16 @@ def _learn(
 
 
 def _play(stage: Collect, job: Job, tasks: Tasks, sampler: Sampler, episodes: list[Any]) -> list[Trajectory]:
-    """Play them in parts, until more are Invalid than the whole stage may have: the rest cannot mend that."""
+    """Play them in parts, until more are Invalid than the whole stage may have: the rest cannot mend that. Between
+    two of them a stop is heard.
+    """
     params = tasks.params(stage.max_new_tokens, stage.temperature)
     each, played = stage.prompts_at_once * stage.samples_per_prompt, list[Trajectory]()
     most = stage.rollouts.max_invalid_share * (stage.prompts or 0) * stage.samples_per_prompt
     progress = Progress(stage.name, len(episodes), speak=job.mesh.is_main)
     for at in range(0, len(episodes), each):
+        if at and job.stop_asked:
+            raise StopRequested
         played += tasks.play(sampler, episodes[at : at + each], params, fold(job.recipe.seed, tasks.collection_key))
         progress.update(len(played))
         if sum(isinstance(t.reward, Invalid) for t in played) > most:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ...core.batch import PackedBatch
@@ -15,16 +17,18 @@ from ...core.files import make_folder, write_json
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.evaluation import TEST, Evaluation, Judged, Results
+from ...rl.journal import Journal, JournalSampler
 from ...rl.objective import logprob_score
 from ...rl.own.config import DataEnvironment, OwnEnvironment
 from ...rl.own.tasks import shared_tasks
 from ...rl.rollout.resample import make_with_republish
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
-from ..job import Job
+from ..job import Job, StopRequested
 from ..recipe_warnings import met_by, require_clear
 from ..settings.verbs import Arm, Collect, Reinforce, Score, Tune
 from .common import sampling
+from .session import tell_damage
 from .verbs import environment, require_judged, require_sampler, require_tasks
 
 
@@ -69,7 +73,10 @@ def _trained_on(stage: Score, job: Job, tasks: Tasks, asked: Sequence[Any]) -> l
 
 
 def run(stage: Score, job: Job) -> dict[str, Any]:
-    """Play, judge, write the tables and the summary in words. Every data rank plays its share."""
+    """Play, judge, write the tables and the summary in words. Every data rank plays its share. A stop is heard between
+    two rounds; what was sampled until then, or until a kill, is not sampled again.
+    """
+    journal = job.stage_folder(stage.name) / "journal"
     with environment(stage, job) as tasks:
         require_tasks(tasks, TEST, stage.name)
         parts = tasks.parts(stage.n)
@@ -86,10 +93,14 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
                         job.mesh.from_main(lambda met=met: met.reset(TEST))
                         for temperature in stage.temperatures:
                             for part, asked in parts.items():
+                                if judged and job.mesh.any_rank(job.stop_asked):
+                                    raise StopRequested
                                 kept = met.shown_as(kept_as(arm, stage), temperature, part)
+                                round_ = f"{kept_as(arm, stage)}-t{temperature:g}-{part}"
+                                noted = _noted(stage, job, sampler, engine, journal / round_)
                                 shown = ({(arm.name, part): f"{stage.name}-{kept}"} if kept else {}) | shown
                                 judged[arm.name, temperature, part] = _play(
-                                    stage, job, met, sampler, publish, asked, temperature, kept
+                                    stage, job, met, noted, publish, asked, temperature, kept
                                 )
                                 progress.update(len(judged))
                     for part, asked in parts.items():
@@ -122,6 +133,7 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
             write_json(job.run.path / "summary.json", results.summary)
         for folder, page in results.pages.items():
             write_json(make_folder(job.run.path / folder) / f"{stage.name}.json", page)
+        shutil.rmtree(journal, ignore_errors=True)
     job.mesh.barrier()
     return results.outcome
 
@@ -141,6 +153,17 @@ def _met_by(arm: Arm, stage: Score, job: Job, tasks: Tasks) -> Iterator[Tasks]:
         return
     with environment(replace(stage, env=own), job) as met:
         yield met
+
+
+def _noted(stage: Score, job: Job, sampler: Sampler, engine: Engine, folder: Path) -> Sampler:
+    """The sampler, with a journal of what it samples in a round; answers of pictures and grids are too many tokens to
+    keep. Collective.
+    """
+    if getattr(stage.env or job.recipe.env, "fixed_length", False):
+        return sampler
+    journal = Journal(folder, job.mesh.data_rank) if job.mesh.is_leader else None
+    tell_damage(job, journal.resume(0) if journal else [])
+    return JournalSampler(sampler, journal, lambda: engine.steps) if journal else sampler
 
 
 def _logprobs(engine: Engine, batches: list[PackedBatch]) -> list[Any]:

@@ -29,6 +29,12 @@ from ..job import Job, log
 from .common import Checkpoints, build_engine, step_folder
 
 
+def tell_damage(job: Job, found: Sequence[str]) -> None:
+    """Warn of the lines of journals that every rank found damaged. Collective."""
+    for damage in chain.from_iterable(job.mesh.gather_all(found)):
+        job.warn(f"{damage}; the line is dropped, and what it held is sampled again")
+
+
 class Session:
     """One stage's rollouts: its sampler, what the journal keeps of them, and the alarms that watch them."""
 
@@ -53,8 +59,7 @@ class Session:
         for rank in sorted(self.journal.ranks()) if job.mesh.is_main else ():
             if rank >= job.mesh.data_size:
                 found += Journal(self.journal.folder, rank).resume(start, newest)
-        for damage in chain.from_iterable(job.mesh.gather_all(found)):
-            job.warn(f"{damage}; the line is dropped, and what it held is sampled again")
+        tell_damage(job, found)
         self.stage, self.lengths = stage, Counter[int]()
         self.others: dict[str, Engine] = {}
         self.health = Health(settings.health)

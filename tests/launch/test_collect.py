@@ -3,8 +3,10 @@ sft stages; an rl stage after them ends at a budget of actions and scores held-o
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,6 +275,74 @@ def test_a_sampler_that_is_not_the_model_stops_a_collect_stage(tmp_path: Path) -
     command = [sys.executable, "-m", "terrella", "train", "recipe.yaml", "--run", "run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 6 and "stage selfplay: sampler and trainer log-probs differ" in done.stderr
+
+
+SLOW = """
+import time
+import terrella
+
+
+class Slow(terrella.Environment):
+    def tasks(self, split):
+        return list(range(20))
+
+    def play(self, task):
+        answer = yield f"say {task}"
+        time.sleep(0.3)
+        return float(answer == "zz")
+"""
+
+
+def stopped_in(run: Path, stage: str, recipe: Path, folder: str) -> tuple[list[str], list[Path]]:
+    """The command of a run on two ranks whose second alone was asked to stop, once both had sampled in a stage; and
+    what they sampled, by rank.
+    """
+    (run.parent / "world.py").write_text(SLOW)
+    command = [sys.executable, "-m", "terrella", "train", str(recipe), "--run", str(run)]
+    sampled = [run / "stages" / stage / "journal" / folder.format(rank) for rank in (0, 1)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        while process.poll() is None and not all(path.exists() and path.stat().st_size for path in sampled):
+            time.sleep(0.05)
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        second = next(int(pid) for pid in workers if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+        os.kill(second, signal.SIGUSR1)
+        _, error = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 75 and not (run / "stages" / f"{stage}.json").exists(), error
+    return command, sampled
+
+
+def test_a_stop_is_heard_between_parts_of_a_collect_stage_and_rounds_of_an_evaluation(tmp_path: Path) -> None:
+    """By one of two ranks alone: both stop, and nothing that was sampled is sampled again."""
+    own = f'{{kind: "{CASES}/own_task.py:Echo", letters: abcdef}}'
+    text = RECIPE[: RECIPE.index("- {kind: collect, name: shown")].replace(own, "{kind: 'world.py:Slow'}\nranks: 2")
+    text += "- {kind: collect, name: play, model: start, prompts: 20, prompts_at_once: 1, max_new_tokens: 2}\n"
+    text += "- {kind: eval, name: eval, models: [start], temperatures: [0, 1], samples: 1, n: 10, max_new_tokens: 2}\n"
+    path, run = write(tmp_path, text), tmp_path / "run"
+    _, sampled = stopped_in(run, "play", path, "samples-00000000-{}.jsonl")
+    before = [path.read_text().splitlines() for path in sampled]
+    assert [len(lines) for lines in before] == [10, len(before[1])] and 0 < len(before[1]) < 10
+
+    command, answered = stopped_in(run, "eval", path, "start-t0-test/samples-00000001-{}.jsonl")
+    after = [path.read_text().splitlines() for path in sampled]
+    assert [len(lines) for lines in after] == [10, 10] and after[1][: len(before[1])] == before[1]
+    assert json.loads((run / "stages" / "play.json").read_text())["trajectories"] == 20
+
+    journal = run / "stages" / "eval" / "journal"
+    assert [place.name for place in journal.iterdir()] == ["start-t0-test"]
+    for path in answered:  # the next start believes other answers, as it reads them here
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            del row["sum"]
+            row |= {"ids": ByteTokenizer().encode("zz"), "logprobs": [-1.0, -1.0], "finish": "length"}
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and not journal.exists(), done.stderr
+    table = json.loads((run / "results" / "eval.json").read_text())
+    cells = next(row["cells"] for row in table["rows"] if row["name"] == "start")
+    assert [(cell["value"], cell["n"]) for cell in cells] == [(1.0, 10), (0.0, 10)]
 
 
 FAULTY = """
