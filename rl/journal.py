@@ -1,10 +1,10 @@
-"""The journal: each prompt's life, so that a killed run loses nothing and trains nothing twice.
+"""The journal: the life of each prompt, so that a killed run loses nothing and trains nothing twice.
 
-Two kinds of file under one folder. `events-RANK.jsonl` holds what happened to prompts, step by step: issued, trained,
-saved (in a checkpoint). `samples-VERSION-RANK.jsonl` holds every continuation the sampler finished, under its key and a
-fingerprint of its context; VERSION is the newest of the weights that sampled it. Every line has a checksum. After a
-kill the run goes on from the last checkpoint: later events are cut away, and what was already sampled by the very
-weights now asked for is not sampled again. The same files replay a run. Importable without torch.
+A folder holds two kinds of file. `events-RANK.jsonl` has what happened to prompts, step by step: issued, trained, saved
+(in a checkpoint). `samples-VERSION-RANK.jsonl` has every finished continuation, with its key and a fingerprint of its
+context; VERSION is the newest weights that sampled it. Every line has a checksum. After a kill the run continues from
+the last checkpoint: later events are cut off, and what the same weights have already sampled is not sampled again. The
+same files replay a run. Importable without torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .rollout.sampler import Sample, Sampler, SampleRequest
 from .rollout.stream import Stream
 
 Event = Literal["issued", "trained", "saved"]
-HIGHEST_LOGPROB = 1e-4  # above 0 by rounding only
+HIGHEST_LOGPROB = 1e-4  # a log-prob above 0 only by rounding
 SAMPLES = re.compile(r"samples-(\d+)-(\d+)\.jsonl")
 Asked = tuple[
     tuple[int, ...], str
@@ -42,12 +42,12 @@ Asked = tuple[
 
 
 class Journal:
-    """The record of one stage. Every rank writes what befell its own prompts; reading puts all ranks together."""
+    """The journal of one stage. Every rank writes the events of its own prompts; reading merges all ranks."""
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
         self.folder, self.rank = make_folder(Path(folder)), rank
         self.events_file = self.folder / f"events-{rank}.jsonl"
-        self._lock = threading.Lock()  # rollouts that are ahead write while others are trained on
+        self._lock = threading.Lock()  # rollouts ahead write while earlier ones are trained on
 
     def note(self, event: Event, step: int, prompts: Iterable[int] = ()) -> None:
         """Append one event and force it to disk."""
@@ -55,11 +55,11 @@ class Journal:
             _append(self.events_file, [{"event": event, "step": step, "prompts": list(prompts)}])
 
     def resume(self, step: int, newest: int | None = None) -> list[str]:
-        """Go on after a checkpoint of `step` finished steps: what was trained beyond it is as if it had not happened.
-        With `newest`, samples of later versions go too: those weights will not be the same again.
+        """Continue after a checkpoint of `step` finished steps: drop the events beyond it. With `newest`, also drop
+        samples of later versions, whose weights will not be reproduced.
 
-        Returns what is damaged in this rank's files, by file and line; those lines are dropped, and their samples drawn
-        again.
+        Returns what is damaged in this rank's files, by file and line; those lines are dropped, and their samples are
+        drawn again.
         """
         events, problems = _repair(self.events_file)
         kept = [e for e in events if e["step"] < step or (e["event"] == "saved" and e["step"] <= step)]
@@ -73,19 +73,19 @@ class Journal:
         return problems
 
     def ranks(self) -> set[int]:
-        """The data ranks that have written here, this one and those of earlier starts."""
+        """The data ranks that have written here, now or in earlier starts."""
         return {int(path.stem.rpartition("-")[2]) for path in self.folder.glob("events-*.jsonl")}
 
     def events(self) -> list[dict[str, Any]]:
-        """All whole events of all ranks; `resume` tells of the others."""
+        """All undamaged events of all ranks; `resume` reports the others."""
         return [event for path in sorted(self.folder.glob("events-*.jsonl")) for event in _read(path)[0]]
 
     def trained(self) -> Counter[int]:
-        """How often each prompt was trained on, as far as the journal goes."""
+        """How often each prompt was trained on."""
         return Counter(p for e in self.events() if e["event"] == "trained" for p in e["prompts"])
 
     def add(self, requests: Iterable[SampleRequest], samples: Iterable[Sample]) -> None:
-        """Keep finished continuations."""
+        """Append finished continuations."""
         by_version: dict[int, list[dict[str, Any]]] = {}
         for request, s in zip(requests, samples, strict=True):
             if not all(p <= HIGHEST_LOGPROB for p in s.logprobs):
@@ -103,9 +103,9 @@ class Journal:
                 _append(self.folder / f"samples-{version:08d}-{self.rank}.jsonl", rows)
 
     def samples(self, oldest: int = 0, *, strict: bool = False) -> dict[Asked, Sample]:
-        """Everything that versions from `oldest` on sampled; of what was asked twice the newest version stays.
+        """Everything sampled by versions from `oldest` on; for a request that was sampled twice, the newest version.
 
-        Damaged lines are passed over (`resume` tells of them), or with `strict` an error.
+        Damaged lines are skipped (`resume` reports them), or an error with `strict`.
         """
         found: dict[Asked, Sample] = {}
         for path in sorted(self.folder.glob("samples-*.jsonl")):
@@ -133,14 +133,14 @@ class Journal:
         return found
 
     def prune(self, oldest: int) -> None:
-        """Forget samples of versions before `oldest`: no checkpoint will ask for them again."""
+        """Delete samples of versions before `oldest`, which no resume will need."""
         for path in self.folder.glob(f"samples-*-{self.rank}.jsonl"):
             if (match := SAMPLES.fullmatch(path.name)) and int(match[1]) < oldest:
                 path.unlink(missing_ok=True)
 
 
 class JournalSampler:
-    """A sampler that keeps what it samples, and does not sample again what a killed run had already finished."""
+    """Records what the inner sampler samples, and does not repeat what a killed run had already finished."""
 
     def __init__(self, inner: Sampler, journal: Journal, version: Callable[[], int], *, staleness: int = 0) -> None:
         self.inner, self.journal, self.version, self.staleness = inner, journal, version, staleness
@@ -148,9 +148,9 @@ class JournalSampler:
         self.reused = 0
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
-        """Saved answers where all of a call were saved by weights that fit, else fresh ones.
+        """Saved answers if the whole call was saved by matching weights, else fresh ones.
 
-        A call is answered whole: a few of its requests alone would make a smaller batch, whose log-probs round
+        A call is never answered in part: the remaining requests would make a smaller batch, whose log-probs round
         differently.
         """
         reused = [s for s in map(self._saved, requests) if s is not None]
@@ -163,11 +163,11 @@ class JournalSampler:
         return fresh
 
     def recall(self) -> None:
-        """A step begins anew: what was kept of it is not sampled again."""
+        """Load the journal again, so that a repeated step does not resample what was saved."""
         self.saved = self.journal.samples(self.version() - self.staleness)
 
     def _saved(self, request: SampleRequest) -> Sample | None:
-        """What was sampled for a request by weights that fit. It is asked once."""
+        """Take what matching weights sampled for a request; each entry is used once."""
         found, now = _pop(self.saved, request), self.version()
         if found is None or not now - self.staleness <= found.weight_version:
             return None
@@ -175,16 +175,16 @@ class JournalSampler:
 
 
 class JournalStream(JournalSampler):
-    """The same over a stream: each request is answered for itself, from what was saved or by the sampler."""
+    """The same over a stream: each request is answered on its own, from the journal or by the sampler."""
 
     def __init__(self, inner: Stream, journal: Journal, version: Callable[[], int], *, staleness: int = 0) -> None:
         super().__init__(inner, journal, version, staleness=staleness)
         self.stream = inner
-        self.lengths: dict[int, Counter[int]] = defaultdict(Counter)  # of sampled spans, by the seed of their keys
+        self.lengths: dict[int, Counter[int]] = defaultdict(Counter)  # sampled spans, by the seed of their keys
         self._lock = threading.Lock()
 
     def submit(self, request: SampleRequest) -> Future[Sample | Invalid]:
-        """Ask for a continuation; it is written down before anybody hears of it."""
+        """Ask for a continuation; it is written to the journal before the future is set."""
         with self._lock:
             saved = self._saved(request)
             if saved is not None:
@@ -210,8 +210,8 @@ class JournalStream(JournalSampler):
 
 
 class ReplaySampler:
-    """Answers from a finished run's journal alone: the same rollouts again, without any model; with `routing` they tell
-    the experts that were chosen.
+    """Answers from a finished run's journal alone: the same rollouts without a model; with `routing` they include the
+    chosen experts.
     """
 
     def __init__(self, folder: Path, routing: bool = True) -> None:
@@ -222,9 +222,7 @@ class ReplaySampler:
             self.saved = {asked: replace(sample, experts=None) for asked, sample in self.saved.items()}
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
-        """The saved continuation of every key; a key that was never sampled means that settings differ from the
-        run's.
-        """
+        """The saved continuation of every key; a missing key means that settings differ from the run's."""
         found = [self.saved.get(_asked(r), self.saved.get((r.key, ""))) for r in requests]
         for request, sample in zip(requests, found, strict=True):
             if sample is None:
@@ -254,7 +252,7 @@ def _pop(saved: dict[Asked, Sample], request: SampleRequest) -> Sample | None:
 
 
 def _repair(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """As `_read`; a file with damaged lines holds the whole ones alone from now on, and is kept beside as it was."""
+    """Like `_read`, but removes damaged lines from the file; the damaged file is kept under another name."""
     rows, problems = _read(path)
     if problems:
         with storage_errors(path):
@@ -278,7 +276,7 @@ def _append(path: Path, rows: list[dict[str, Any]]) -> None:
     with storage_errors(path), open(path, "a+b") as stream:
         if stream.seek(0, os.SEEK_END):
             stream.seek(-1, os.SEEK_END)
-            if stream.read(1) != b"\n":  # a kill cut the last line short; ours must not grow onto it
+            if stream.read(1) != b"\n":  # a kill cut the last line short; ours must not be appended to it
                 stream.seek(0)
                 stream.truncate(stream.read().rfind(b"\n") + 1)
         stream.write(text.encode())
@@ -287,7 +285,7 @@ def _append(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The whole rows of a file, and what is wrong with the others, by file and line. A last line without an end was
+    """The valid rows of a file, and what is wrong with the others, by file and line. A last line without a line end was
     torn by a kill.
     """
     try:

@@ -1,7 +1,6 @@
 """Single-turn questions to a language world model: prompt ids in, an answer out, judged by a rule.
 
-The samples are those of the shard kind for world-model pairs, so that converted public data and data of our own games
-train alike.
+Samples have the shard kind of world-model pairs, so that converted public data and our own games train alike.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Question:
     answer: str
     row: dict[str, Any]
     gold: bool
-    response: str = ""  # a reasoned answer, where somebody wrote one
+    response: str = ""  # an answer with reasoning, if there is one
 
     @property
     def lesson(self) -> str:
@@ -43,7 +42,7 @@ class Question:
         return self.response or self.answer
 
     def judge(self, response: str, kind: RewardKind, mode: text_game.Mode) -> tuple[float, str]:
-        """The reward of a response and, where it is 0 because nothing could be read, why."""
+        """The reward of a response, and the reason if it is 0 because the response is unreadable."""
         if self.domain == "web-page":
             verdict = web_page.judge(response, self.answer, mode)
             return verdict.reward, verdict.reason
@@ -89,7 +88,7 @@ def read_pair(sample: dict[str, Any]) -> Question:
     return Question("text-game", prompt, answer, row, step.gold, extra.get("response", ""))
 
 
-@lru_cache(maxsize=256)  # the samples of a group ask the same
+@lru_cache(maxsize=256)  # the samples of a group share it
 def prompt_ids(tokenizer: Tokenizer, prompt: str, multiple: int = 1) -> tuple[int, ...]:
     """The prompt's ids, as one user's turn where the tokenizer has a chat template; padded in front to a multiple so
     that prompts of like length are decoded together."""

@@ -1,8 +1,7 @@
-"""What the stages collect, sft, rl and eval ask of an environment, opened for one of them. Environments of text inherit
-most of it.
+"""The interface between the stages collect, sft, rl and eval and an environment that was opened for one of them.
+Environments of text inherit most of it.
 
-A stage names no environment and has no setting that only one of them reads; whatever differs between them is a method
-here.
+Stages contain no code or setting for a particular environment; whatever differs between environments is a method here.
 """
 
 from __future__ import annotations
@@ -29,48 +28,46 @@ from .evaluation import TEST, TRUTH, Evaluation, Results, picture, reward_result
 from .rollout.sampler import Sampler, SamplingParams
 
 Scorer = Callable[[list[PackedBatch]], list[Any]]  # log-probs of packed rows
-Gather = Callable[[Any], list[Any]]  # what every data rank has
+Gather = Callable[[Any], list[Any]]  # a value of every data rank, as a list
 EMPTY = "empty answer"
 CUT = 0x637574  # the key of the draw of tasks to validate on
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A sequence to imitate that somebody played: what is learnt has the role ACTION or STATE."""
+    """A sequence to imitate; tokens to learn have the role ACTION or STATE."""
 
     sequence: TokenSequence
-    fields: dict[str, Any]  # of its sample of the kind TEXT, beside ids and roles
+    fields: dict[str, Any]  # further fields of its sample of kind TEXT
     held_out: bool
-    learn: bool = True  # false: kept for stages that learn from failures too, and not to be imitated
+    learn: bool = True  # False: kept only for stages that also learn from failures
 
 
 def held_out(name: str, share: float) -> bool:
-    """Whether the episode of this name is kept for validation, so that all of its turns go the same way."""
+    """Whether this episode is held out for validation; all turns of an episode get the same answer."""
     return random.Random(name).random() < share
 
 
 class Tasks(ABC):
-    """Tasks of both splits, how they are played, imitated and shown, and the trivial policies that stand beside a
-    model.
-    """
+    """Tasks of both splits, how they are played, imitated and shown, and trivial policies to compare a model with."""
 
-    free_text: ClassVar[bool] = True  # length and repetition of answers are watched
+    free_text: ClassVar[bool] = True  # answers are free text: their length and repetition are watched
     shows_turns: ClassVar[bool] = True  # the report shows episodes of RL turn by turn
     evaluation_key: ClassVar[int] = 3  # of the random numbers that an evaluation draws
-    lesson_tokens: int | None = None  # that each demonstration teaches, where it is the same number for all
+    lesson_tokens: int | None = None  # tokens that each demonstration teaches, if the same for all
     collection_key: ClassVar[int] = 4  # and a stage that collects
-    # what RL records of its tally in every step, for comparisons of what models cost
+    # entries of `tally` that RL records in every step, to compare the cost of models
     counted: tuple[str, ...] = ()
     stage: str = ""  # the name of the stage it was opened for
     seed: int = 0  # of the recipe
-    ranks: int = 1  # that play at once, each its share of the episodes
-    max_invalid_share: float = 1.0  # of what all ranks play together, above which none of it is used
+    ranks: int = 1  # data ranks that play at once, each its share of the episodes
+    max_invalid_share: float = 1.0  # share of Invalid episodes over all ranks, above which none is used
     imagined_by: str | None = None  # the stage whose model plays the world of training tasks
-    imagination: Sampler | None = None  # that model, once a stage has it
+    imagination: Sampler | None = None  # that model, once a stage has loaded it
 
     def __init__(self, tokenizer: Tokenizer, max_length: int | None, max_turns: int = 100) -> None:
         self.tokenizer, self.max_length, self.max_turns = tokenizer, max_length, max_turns
-        self.pad_id: int = tokenizer.pad_id  # of prompts; it is never learnt
+        self.pad_id: int = tokenizer.pad_id  # for prompts; never learnt
 
     def episode_host(self) -> EpisodeHost:
         """What plays this environment's conversations; environments with another kind of episode override `play`."""
@@ -86,58 +83,54 @@ class Tasks(ABC):
         """The tasks of a split."""
 
     def why_empty(self, split: Split) -> str:
-        """Why a split has no task and what to change, where the environment knows it."""
+        """Why a split has no task and what to change, if the environment knows."""
         return ""
 
     def chosen(self, n: int) -> list[Any]:
-        """The training tasks of a stage that collects n of them: from the first on."""
+        """The training tasks of a stage that collects n of them: the first n."""
         train = self.of("train")
         return [train[place % len(train)] for place in range(n)]
 
     def keep(self, folder: Path, chosen: Sequence[Any]) -> None:
-        """Write down what the stages after a collection of these tasks need to know of them; one rank does it."""
+        """Record what stages after a collection of these tasks need to know about them; called on one rank."""
         return
 
     def recorded(self) -> tuple[list[Any], list[Trajectory]] | None:
-        """Episodes and trajectories that lie somewhere already and take the place of demonstrations; None where
-        tasks are played.
-        """
+        """Existing episodes and trajectories that take the place of demonstrations; None if tasks are played."""
         return None
 
     def facts(self) -> dict[str, Any]:
-        """What the outcome of an RL stage says of its tasks."""
+        """Facts about the tasks for the outcome of an RL stage."""
         return {}
 
     def reset(self, split: Split) -> None:
-        """Bring what the tasks act on back to where it begins, before a stage plays; one rank does it."""
+        """Reset what the tasks act on before a stage plays; called on one rank."""
         return
 
     def judged(self) -> bool:
-        """Whether something judges the episodes; environments judge their own."""
+        """Whether episodes get a score; environments judge their own."""
         return True
 
     def require_judge(self, split: Split, samples: int) -> None:
-        """Refuse, before the run starts, what judging so many samples of each task of a split will miss, such as a
-        metric's weights.
-        """
+        """Check before the run starts that everything needed to judge a split is there, such as a metric's weights."""
         return None
 
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
-        """Which training task comes at a place of an endless stream; those of `without` never come."""
+        """The training task at a place of the endless stream, which skips those in `without`."""
         used = self.remaining(without)
         return lambda place: used[shuffled(len(used), seed, place)]
 
     def remaining(self, without: Collection[int]) -> list[int]:
-        """The numbers of the training tasks that are left without some."""
+        """The numbers of all training tasks except these."""
         left_out = set(without)
         return [number for number in range(len(self.of("train"))) if number not in left_out]
 
     def numbers(self, seed: int) -> Sequence[int]:
-        """The numbers of all training tasks, those to validate on last."""
+        """The numbers of all training tasks; those used for validation come last."""
         return permutation(len(self.of("train")), seed, CUT)
 
     def some(self, n: int) -> list[Any]:
-        """At most n held-out tasks, spread over all of them."""
+        """At most n held-out tasks, spread evenly."""
         return spread(self.of("test"), n)
 
     def params(self, max_new_tokens: int | None, temperature: float) -> SamplingParams:
@@ -149,8 +142,8 @@ class Tasks(ABC):
         return SamplingParams(max_new_tokens, temperature, stop_ids=self.tokenizer.stop_ids)
 
     def require_room(self, max_new_tokens: int | None, split: Split | None = None) -> None:
-        """Refuse answers so long that the model has no room for them after the prompts of a split, or of both; where
-        nobody knows how long prompts are nothing is refused.
+        """Refuse answers too long to fit the model after the prompts of a split, or of both, if prompt lengths are
+        known.
         """
         return
 
@@ -159,7 +152,7 @@ class Tasks(ABC):
         return Conversation(task, prompt_id, sample_index)
 
     def imagined(self, task: Any) -> Any:
-        """The same task in the world that `imagined_by` plays."""
+        """The same task in the world imagined by the stage `imagined_by`."""
         raise NotImplementedError(f"{type(self).__name__}: no model plays its world")
 
     def play(self, sampler: Sampler, episodes: Sequence[Any], params: SamplingParams, seed: int) -> list[Trajectory]:
@@ -169,7 +162,7 @@ class Tasks(ABC):
         return self.conversations.converse(sampler, episodes, params, seed, math.floor(self.max_invalid_share * whole))
 
     def measures(self, trajectories: Sequence[Trajectory], gather: Gather) -> dict[str, float]:
-        """What a step's record says of its episodes beside the reward: means of the further numbers of their scores."""
+        """What is recorded of a step's episodes besides the reward: means of the other numbers of their scores."""
         valid = [t.info for t in trajectories if not isinstance(t.reward, Invalid)]
         infos = [info for part in gather(valid) for info in part]
         names = dict.fromkeys(name for info in infos for name in info)
@@ -178,7 +171,7 @@ class Tasks(ABC):
         }
 
     def scores(self, trajectories: Sequence[Trajectory], samples: int) -> dict[str, float]:
-        """What validation on held-out tasks, with so many samples of each, says of a model: its mean reward."""
+        """The values of a validation on held-out tasks, with this many samples of each: the mean reward."""
         rewards = [t.reward for t in trajectories if not isinstance(t.reward, Invalid)]
         return {"mean": sum(rewards) / len(rewards)} if rewards else {}
 
@@ -187,7 +180,7 @@ class Tasks(ABC):
         return sum(len(t.turn_rewards) for t in trajectories if not isinstance(t.reward, Invalid))
 
     def tally(self, trajectories: Sequence[Trajectory]) -> dict[str, int]:
-        """What an RL stage counts of a step's episodes."""
+        """Counts over a step's episodes, for an RL stage."""
         return {"actions": self.actions(trajectories)}
 
     def progress(self, values: dict[str, Any]) -> str:
@@ -207,14 +200,14 @@ class Tasks(ABC):
         return picture(0, episodes, played, self.shown)
 
     def player(self, episodes: Sequence[Any]) -> Sampler:
-        """Who plays where no model does: the demonstrations."""
+        """What plays if no model does: the demonstrations."""
         answers = {episode.prompt_id: self._required(episode.task, "model") for episode in episodes}
         return Scripted(
             self.tokenizer, lambda number, turn: answers[number][turn] if turn < len(answers[number]) else ""
         )
 
     def taught(self, episode: Any, trajectory: Trajectory, held_out_share: float) -> list[Lesson]:
-        """What a valid episode leaves to imitate: all that was answered."""
+        """What to imitate of a valid episode: all its answers."""
         aside = held_out(f"{episode.prompt_id}/{episode.sample_index}", held_out_share)
         asked = [{"role": "user", "content": text_of(prompt)} for prompt in episode.prompts]
         said = [{"role": "assistant", "content": answer} for answer in episode.answers]
@@ -230,11 +223,11 @@ class Tasks(ABC):
         return [Lesson(sequence, fields, aside) for sequence in trajectory.sequences]
 
     def counts(self, episodes: Sequence[Any], trajectories: Sequence[Trajectory]) -> dict[str, int]:
-        """What a stage that collects episodes counts of the valid ones."""
+        """Counts over valid episodes, for a stage that collects them."""
         return {"actions": self.actions(trajectories)}
 
     def shares(self, counts: dict[str, int]) -> dict[str, float]:
-        """What the counts of all ranks say."""
+        """Shares computed from the summed counts of all ranks."""
         return {}
 
     def parts(self, n: int) -> dict[str, list[Any]]:
@@ -246,11 +239,11 @@ class Tasks(ABC):
         return f"{model}-t{temperature:g}"
 
     def judgements(self, episodes: Sequence[Any], played: Sequence[Trajectory]) -> list[Any]:
-        """What an evaluation keeps of each episode, and makes its tables of: the reward. It travels between ranks."""
+        """What an evaluation keeps of each episode for its tables: the reward. It is sent between ranks."""
         return [trajectory.reward for trajectory in played]
 
     def probe(self, score: Scorer, tasks: Sequence[Any]) -> Any:
-        """What an evaluation asks of a model's log-probs, beside playing the tasks of a part; called on every rank."""
+        """What an evaluation measures by log-probs, besides playing the tasks of a part; called on every rank."""
         return None
 
     def results(self, evaluation: Evaluation) -> Results:
@@ -266,16 +259,17 @@ class Tasks(ABC):
         return {name: [[trajectory.reward] for trajectory in trajectories] for name, trajectories in played.items()}
 
     def make(self, guard: Callable[[], None]) -> dict[str, int]:
-        """Make what this environment reads in the folder of the collect stage that its setting `data` names, and count
-        it. On the main rank alone; `guard` is called before writing."""
+        """Make this environment's data in the folder of the collect stage that its setting `data` names; returns
+        counts. On the main rank only; `guard` is called before writing.
+        """
         raise ConfigError("env.data: names the collect stage itself, but this environment makes no data of its own")
 
     def make_part(self, guard: Callable[[], None], mesh: Mesh) -> dict[str, int]:
-        """A data rank's part of what many can make at once, after `make`; what they count is added up."""
+        """A data rank's part of the data, after `make`; the counts of all ranks are added up."""
         return {}
 
     def require_source(self) -> None:
-        """Refuse, before the run starts, what `make` would miss."""
+        """Check before the run starts that `make` has what it needs."""
         return
 
     def imitated(self) -> Sequence[Any]:

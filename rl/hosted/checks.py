@@ -1,4 +1,4 @@
-"""What user code may give: scores and prompts. Anything else is named as what came back, and becomes Invalid."""
+"""Checks what user code returns: scores and prompts. Anything else becomes Invalid, and the reason quotes it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _ASKED = "a score is a finite number, a dict of numbers with 'reward', or Invali
 
 
 class Fault(Exception):
-    """What user code did wrong, in words for the person who wrote it."""
+    """What user code did wrong, worded for its author."""
 
 
 def number(value: Any) -> float:
-    """A finite float of what the user's code gave; Fault where it is none. Numbers of numpy and torch count."""
+    """A returned value as a finite float, also from numpy or torch; Fault for anything else."""
     scalar = getattr(value, "shape", None) == () and hasattr(value, "__float__")
     if not isinstance(value, numbers.Real) and not scalar:
         raise Fault(f"{show(value)} ({type(value).__name__})")
@@ -31,7 +31,7 @@ def number(value: Any) -> float:
 
 
 def normal_score(value: Any) -> tuple[float, dict[str, float]] | Invalid:
-    """(reward, further numbers by name); the user's own Invalid as it is; Fault for anything else."""
+    """(reward, other numbers by name), or the user's own Invalid; Fault for anything else."""
     if isinstance(value, dict) and isinstance(value.get("reward"), Invalid):
         return value["reward"]
     if isinstance(value, Invalid):

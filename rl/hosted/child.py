@@ -1,4 +1,4 @@
-"""The child process of a host: it loads the user's reward or environment and carries out calls.
+"""The child process of a host: loads the user's reward or environment and executes calls.
 
 It imports no torch unless the user's code does.
 """
@@ -26,16 +26,16 @@ from .wire import LARGEST_MESSAGE, ChildWire, digest, name_call, pack_in_child, 
 
 AT_ONCE = 64  # rows of an async reward that run at a time
 PAGE = 8_000_000  # bytes of tasks in one message
-MOST_TASKS = 10_000_000  # of a split: a generator without end would fill the machine's memory
+MOST_TASKS = 10_000_000  # per split: an endless generator would fill the memory
 Reply = tuple[Any, ...]  # ("score", reward, parts), ("prompt", said), ("value", any) ... or ("invalid", reason)
 
 
 class Child:
-    """The user's object and its live episodes. A method `do_X` carries out the call X."""
+    """The user's object and its live episodes. A method `do_X` executes the call X."""
 
     def __init__(self, target: str, base: Path, deadline_s: float) -> None:
         self.target, self.base, self.deadline_s = target, base, deadline_s
-        self.folder = base  # of the user's code: where an error came from is named by its file there
+        self.folder = base  # of the user's code: the source of an error is reported relative to it
         self.object: Any = None
         self.batched = self.concurrent = False
         self.episodes: dict[int, Any] = {}
@@ -43,7 +43,7 @@ class Child:
         self.runner = asyncio.Runner()
 
     def load(self, args: dict[str, Any], sha256: str) -> dict[str, Any]:
-        """Import and make the user's object; what the host must know about it."""
+        """Import and create the user's object; returns what the host must know about it."""
         sha256 = sha256 or file_digest(self.target, self.base)
         self.object = load_object(self.target, self.base, sha256)
         source = getattr(sys.modules.get(self.object.__module__), "__file__", None)
@@ -75,7 +75,7 @@ class Child:
         self.concurrent = inspect.iscoroutinefunction(call) and not self.batched
 
     def reason(self, error: BaseException, kind: str) -> str:
-        """Why there is no result: the function, what it did or raised, and the user's line that it came from."""
+        """Why there is no result: the function, its error, and the line of user code that it came from."""
         name = name_call(self.target, kind)
         if isinstance(error, Fault):
             return f"{name} {error}"
@@ -90,20 +90,20 @@ class Child:
         return f"{name} raised {type(error).__name__}{': ' if text else ''}{text}{where}"
 
     def finish(self, made: Any) -> Any:
-        """What a call of user code gave, awaited where it is a coroutine."""
+        """The result of a call of user code, awaited if it is a coroutine."""
         return self.runner.run(self.within_deadline(made)) if inspect.iscoroutine(made) else made
 
     async def within_deadline(self, made: Coroutine[Any, Any, Any]) -> Any:
-        """The coroutine's value; at the deadline it is cancelled, which spares the process."""
+        """The coroutine's value; at the deadline it is cancelled, so that the process need not be killed."""
         task = asyncio.ensure_future(made)
         done, _ = await asyncio.wait([task], timeout=self.deadline_s)
         if not done:
-            task.cancel()  # not waited for: it may refuse to end
+            task.cancel()  # not awaited: it may refuse to end
             raise Fault(f"did not finish within {self.deadline_s:g} s (deadline_s)")
         return task.result()
 
     def scored(self, value: Any) -> Reply:
-        """The reply with a score; Fault where it is none."""
+        """The reply with a score; Fault if it is not one."""
         score = normal_score(value)
         return ("invalid", str(score.reason)) if isinstance(score, Invalid) else ("score", *score)
 
@@ -113,7 +113,7 @@ class Child:
     def do_scores(self, prompts: list[Any], answers: list[str], infos: list[Any]) -> Reply:
         given = self.finish(self.object(prompts=prompts, answers=answers, infos=infos))
         listed = hasattr(given, "__len__") and hasattr(given, "__iter__")
-        if not listed or isinstance(given, str | bytes | dict | set | frozenset):  # a set has no order of the answers
+        if not listed or isinstance(given, str | bytes | dict | set | frozenset):  # a set has lost the order
             raise Fault(f"gave {show(given)} ({type(given).__name__}); a batched reward gives a list of scores")
         if len(given) != len(answers):
             raise Fault(f"gave {len(given)} scores for {len(answers)} answers")
@@ -148,7 +148,7 @@ class Child:
         return ("prompt", said)
 
     def do_replay(self, episode: int, task: Any, answers: list[str]) -> Reply:
-        """The same episode again up to its last prompt; fingerprints of what was said."""
+        """Replay an episode up to its last prompt; returns fingerprints of the prompts."""
         replies = [self.do_start(episode, task)]
         for text in answers:
             replies.append(self.do_answer(episode, text))
@@ -162,7 +162,7 @@ class Child:
         return ("value", None)
 
     def do_tasks(self, split: str, first: int) -> Reply:
-        """How many tasks there are, and a page of them from `first` on, each packed alone."""
+        """The number of tasks, and a page of them from `first` on, each packed separately."""
         if split not in self.listed:
             self.listed[split] = list(islice(self.object.tasks(split), MOST_TASKS + 1))
             if len(self.listed[split]) > MOST_TASKS:
@@ -215,14 +215,14 @@ class Child:
             return None
 
     def do(self, kind: str, packed: bytes) -> Reply:
-        """One call; whatever user code does short of ending the process becomes a reply."""
+        """Execute one call; whatever user code does, short of ending the process, becomes a reply."""
         try:
             return getattr(self, f"do_{kind}")(*unpack_in_child(packed))
         except BaseException as error:
             return ("invalid", self.reason(error, kind))
 
     async def score_together(self, rows: list[bytes], reply: Callable[[int, Reply], None]) -> None:
-        """Rows of an async reward, a few at a time; each is answered when it is done."""
+        """Score rows of an async reward, a few at a time; each reply is sent when it is ready."""
         free = asyncio.Semaphore(AT_ONCE)
 
         async def one(place: int, row: bytes) -> None:
@@ -239,12 +239,12 @@ class Child:
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Carry out the host's calls until it closes the wire or dies."""
+    """Execute the host's calls until it closes the connection or dies."""
     die_with_parent(parent)
-    os.dup2(2, 1)  # prints of user code go to the host, and from there to the log
+    os.dup2(2, 1)  # output of user code goes to the host, and from there to the log
     if sys.stdout is not None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    faulthandler.register(signal.SIGUSR1)  # a late child writes where it is into the log before it is killed
+    faulthandler.register(signal.SIGUSR1)  # before a late child is killed it dumps its stack to the log
     wire = ChildWire(descriptor)
     hello = wire.receive()
     if hello is None:

@@ -1,4 +1,4 @@
-"""A reward or an environment of the user's, run in a child process. A fault is Invalid, never a zero."""
+"""A user's reward or environment, run in a child process. A fault is Invalid, never a zero."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..environment import End, Prompt
 from .process import ChildProcess, Late, Lost
 from .wire import LARGEST_MESSAGE, digest, name_call, pack_in_host, unpack_in_host
 
-GROUP = 8_000_000  # bytes of calls in one message: the child reads it whole before it answers
+GROUP = 8_000_000  # bytes of calls in one message, which the child reads completely before it answers
 LOADING_S = 300.0  # for importing the user's code, making its object, and listing tasks
-CHECKING_S = 30.0  # for the same in a check, whose answer comes within a minute
+CHECKING_S = 30.0  # the same for `terrella check`, which should answer within a minute
 
 
 @dataclass
@@ -34,7 +34,7 @@ class _Call:
 
 @dataclass
 class _Live:
-    """An episode that goes on, with what rebuilds it in a fresh child."""
+    """A running episode, with what is needed to rebuild it in a fresh child."""
 
     task: Any
     answers: list[str] = field(default_factory=list)
@@ -42,10 +42,10 @@ class _Live:
 
 
 class Host:
-    """A reward function or an Environment by path, in a child that is started on first use, and again after a kill.
+    """A reward function or an Environment by path, in a child process that is started on first use and after a kill.
 
-    A call that misses the deadline, or during which the child dies, is Invalid with the reason. Rows after it are
-    scored in a fresh child; other live episodes are rebuilt there from their answers before they go on.
+    A call that misses its deadline, or during which the child dies, is Invalid with the reason. Later rows are scored
+    in a fresh child; other live episodes are first rebuilt there by replaying their answers.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class Host:
         loading_s: float = LOADING_S,
     ) -> None:
         self.target, self.base, self.deadline_s, self.loading_s = target, Path(base).resolve(), deadline_s, loading_s
-        self.args, self.sha256 = dict(args or {}), sha256  # a class is made with args; a file must have the digest
-        self.beside: dict[str, str] = {}  # digests of the files that the first child found beside it
-        # sets of texts have the same order in every child, so that a replay meets it again
+        self.args, self.sha256 = dict(args or {}), sha256  # a class is called with args; the file must have this digest
+        self.beside: dict[str, str] = {}  # digests of the modules that the first child found next to it
+        # same string hashing in every child, so that a replay sees the same set order
         self.environ = {"PYTHONHASHSEED": "0", **os.environ}
         self.child: ChildProcess | None = None
-        self.about: dict[str, Any] = {}  # what the child said of the object: environment, batched, concurrent, sha256
+        self.about: dict[str, Any] = {}  # what the child reported: environment, batched, concurrent, sha256
         self.live: dict[int, _Live] = {}
         self.present: set[int] = set()  # live episodes that the present child has
-        self.warned = False  # a late call was told of
+        self.warned = False  # a late call has been reported
         self.lock = threading.RLock()
 
     def __enter__(self) -> Host:
@@ -77,18 +77,18 @@ class Host:
 
     @property
     def batched(self) -> bool:
-        """Whether it is a reward of many rows in one call."""
+        """Whether it is a reward that scores many rows in one call."""
         with self.lock:
             self._ensure()
             return bool(self.about["batched"])
 
     def require_reward(self) -> None:
-        """Load it now; ConfigError where it cannot be loaded or is no reward."""
+        """Load it now; ConfigError if it cannot be loaded or is not a reward."""
         with self.lock:
             self._need(environment=False)
 
     def tasks(self, split: str) -> list[Any]:
-        """All tasks of a split. Values that are not plain come as `Sealed`, to be passed back unopened."""
+        """All tasks of a split. Objects of user classes come as `Sealed`, to be passed back unopened."""
         tasks: list[Any] = []
         end = time.monotonic() + self.loading_s
         while True:
@@ -121,7 +121,7 @@ class Host:
             return [_score(row) for row in (reply[1] if reply[0] == "scores" else [reply] * len(answers))]
 
     def start(self, episode: int, task: Any) -> Prompt | End:
-        """Begin an episode under a number of the caller's choice: what `play(task)` yields first."""
+        """Start an episode under a number of the caller's choice; returns what `play(task)` yields first."""
         return self.start_many([(episode, task)])[0]
 
     def answer(self, episode: int, text: str) -> Prompt | End:
@@ -148,7 +148,7 @@ class Host:
             return self._play([_Call("answer", item, self.deadline_s, item[0]) for item in items], max_invalid)
 
     def forget(self, episodes: Iterable[int]) -> None:
-        """Drop episodes that nobody will answer any more."""
+        """Drop episodes that will not be continued."""
         with self.lock:
             gone = [episode for episode in episodes if self.live.pop(episode, None) and episode in self.present]
             self.present.difference_update(gone)
@@ -168,7 +168,7 @@ class Host:
         return self._ask("baseline", (name, prompt, task), self.deadline_s)
 
     def close(self) -> None:
-        """End the child; a later call starts another."""
+        """End the child; a later call starts a new one."""
         with self.lock:
             self._kill()
 
@@ -185,7 +185,7 @@ class Host:
         return value if word == "value" else Invalid(value)
 
     def _value(self, kind: str, *args: Any) -> Any:
-        """A value without which nothing can go on."""
+        """The value of a call that must succeed."""
         value = self._ask(kind, args, self.loading_s)
         if isinstance(value, Invalid):
             raise ConfigError(value.reason)
@@ -195,7 +195,7 @@ class Host:
         return [reply[1] if reply[0] == "prompt" else _score(reply) for reply in self._run(calls, max_invalid)]
 
     def _run(self, calls: list[_Call], max_invalid: float = math.inf) -> list[tuple[Any, ...]]:
-        """Replies to calls, in order. A call that loses the child is Invalid; those after it go to another."""
+        """Replies to calls, in order. A call that loses the child is Invalid; later ones go to a new child."""
         replies: dict[int, tuple[Any, ...]] = {}
         packed = [pack_in_host(call.args) for call in calls]
         for number, (call, blob) in enumerate(zip(calls, packed, strict=True)):
@@ -203,10 +203,10 @@ class Host:
                 size = f"{len(blob):,} bytes; at most {LARGEST_MESSAGE:,} are carried"
                 why = f"{name_call(self.target, call.kind)} would get {size}"
                 self._record(call, number, ("invalid", why), replies)
-        alone = False  # one call a message: after a loss, to learn which of several concurrent rows it was
+        alone = False  # one call per message after a loss, to learn which of several concurrent rows caused it
         while len(replies) < len(calls):
             child = self._ensure()
-            slack = 1.0 if self.about["concurrent"] else 0.0  # the child itself ends async rows at the deadline
+            slack = 1.0 if self.about["concurrent"] else 0.0  # the child itself cancels async rows at the deadline
             unanswered = dict(enumerate(self._group(calls, packed, replies, alone)))
             try:
                 message = pack_in_host([(call.kind, blob) for _, call, blob in unanswered.values()])
@@ -225,7 +225,7 @@ class Host:
                     continue
                 number, call, _ = next(iter(unanswered.values()))
                 why = f"{name_call(self.target, call.kind)} {self._in_words(lost, call.limit_s)}"
-                if isinstance(lost, Late) and not self.warned:  # a step of late calls would be silent for an hour
+                if isinstance(lost, Late) and not self.warned:  # a step of late calls may take an hour
                     self.warned = True
                     skipped = max_invalid + 1 < len(calls)
                     end = f"; after {max_invalid + 1:g} the others are not waited for" if skipped else ""
@@ -235,7 +235,7 @@ class Host:
                     why = f"not judged, after too many that were Invalid; the last: {why}"
                     for number, call in enumerate(calls):
                         self._record(call, number, ("invalid", why), replies)
-            except BaseException:  # Ctrl-C: replies still to come would be taken for those of the next calls
+            except BaseException:  # Ctrl-C: pending replies would be taken for those of the next calls
                 self._kill()
                 raise
         return [replies[number] for number in range(len(calls))]
@@ -243,7 +243,7 @@ class Host:
     def _group(
         self, calls: list[_Call], packed: list[bytes], replies: dict[int, tuple[Any, ...]], alone: bool
     ) -> list[tuple[int, _Call, bytes]]:
-        """The next calls that fit a message, each after the replay of its episode where the child does not have it."""
+        """The next calls that fit a message, each preceded by a replay of its episode if the child does not have it."""
         group: list[tuple[int, _Call, bytes]] = []
         size = 0
         for number, call in enumerate(calls):
@@ -262,8 +262,8 @@ class Host:
         return group
 
     def _record(self, call: _Call, number: int, reply: tuple[Any, ...], replies: dict[int, tuple[Any, ...]]) -> None:
-        """Take a reply in: for an episode, what is known of it changes too."""
-        if number in replies:  # the answer after a replay that failed
+        """Store a reply and update its episode."""
+        if number in replies:  # the call after a failed replay
             return
         if call.episode is None:
             replies[number] = reply
@@ -294,12 +294,12 @@ class Host:
         return f"{name_call(self.target, 'play')} {where}; {asked}"
 
     def _ensure(self) -> ChildProcess:
-        """A child that has loaded the object; ConfigError where it cannot."""
+        """A child that has loaded the object; ConfigError if it cannot."""
         if self.child is not None and self.child.alive:
             return self.child
-        self._kill()  # one that died between two calls: no call is to blame
+        self._kill()  # died between two calls: no call is to blame
         beside = local_imports(self.target, self.base)
-        require_unchanged(self.beside, beside)  # a later child must find the same modules
+        require_unchanged(self.beside, beside)  # later children must find the same modules
         self.beside = beside
         self.child = child = ChildProcess(self.environ, self.target)
         try:
@@ -315,13 +315,11 @@ class Host:
         if word == "failed":
             self._kill()
             raise ConfigError(value)
-        self.about, self.sha256 = value, value["sha256"]  # a later child must find the same file
+        self.about, self.sha256 = value, value["sha256"]  # later children must find the same file
         return child
 
     def _in_words(self, lost: Lost, limit_s: float) -> str:
-        """Why a call was lost; where it was late, the setting that allows it longer, or what a start of the run
-        allows.
-        """
+        """Why a call was lost; if it was late, with the setting to raise, or the limit of a start."""
         if not isinstance(lost, Late):
             return str(lost)
         longer = (

@@ -1,4 +1,4 @@
-"""A child process with one socket to it: started, asked within limits of time, and killed with all that it started."""
+"""A child process with one socket: started, called with time limits, and killed with everything it started."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ LAST_PRINTS = 2_000  # bytes of what is left out that are shown all the same: th
 
 
 class Lost(Exception):
-    """The child did not answer: it is late, or dead. The words continue a sentence that names the call."""
+    """The child did not answer: it is late, or dead. The message continues a sentence that names the call."""
 
 
 class Late(Lost):
-    """The child still runs at the end of the time that it has."""
+    """The child is still running at its deadline."""
 
 
 @functools.cache
 def _starter(process: int) -> ThreadPoolExecutor:
-    """Children die with the thread that started them, so it must live as long as this process (not as a fork of it)."""
+    """A thread that starts children. They die with the thread that started them, so it must live as long as the
+    process.
+    """
     return ThreadPoolExecutor(1, thread_name_prefix="hosted")
 
 
@@ -52,18 +54,18 @@ class Prints:
         self.shown, self._lock = 0, threading.Lock()
 
     def show(self, part: bytes) -> bytes:
-        """Write what there is room for; the rest is given back."""
-        with self._lock:  # two children at once would both see the same room
+        """Write as much as the bound allows; returns the rest."""
+        with self._lock:  # two children at once would both see the same remaining space
             room = max(MOST_PRINTS - self.shown, 0)
             self.shown += len(part[:room])
         _write_stderr(part[:room])
         return part[room:]
 
     def follow(self, pipe: IO[bytes], name: str) -> None:
-        """Read until nobody can write any more, also what is left out: a full pipe would hold up the child."""
+        """Read until the pipe is closed, even output that is dropped: a full pipe would block the child."""
         left_out, last = 0, b""
         if sys.platform == "linux":
-            with suppress(OSError):  # more than this user may have: the usual 64 kB cost 16 times the switches
+            with suppress(OSError):  # over the user's limit: the usual 64 kB cost 16 times the context switches
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 1 << 20)
         with pipe:
             while part := pipe.read(1 << 20):
@@ -84,7 +86,7 @@ def _write_stderr(data: bytes) -> None:
     try:
         while data:
             data = data[os.write(2, data) :]
-    except OSError:  # a full disk, or no terminal any more: neither must hold up the child
+    except OSError:  # a full disk or a closed terminal must not block the child
         pass
 
 
@@ -112,7 +114,7 @@ class ChildProcess:
                 stderr=subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
                 env=dict(environ),
-                start_new_session=True,  # Ctrl-C is the parent's; and what the child starts is killed with its group
+                start_new_session=True,  # Ctrl-C is for the parent; and the group can be killed as one
             )
             self.process: subprocess.Popen[bytes] = _starter(os.getpid()).submit(start).result(STARTING_S)
         self.reader = threading.Thread(target=PRINTS.follow, args=(self.process.stderr, name), daemon=True)
@@ -120,7 +122,7 @@ class ChildProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the child still runs."""
+        """Whether the child is still running."""
         return self.process.poll() is None
 
     def send(self, blob: bytes, limit_s: float) -> None:
@@ -182,7 +184,7 @@ class ChildProcess:
             time.sleep(0.1)
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
-        except OSError:  # nobody is left in the group
+        except OSError:  # the group is empty
             self.process.kill()
         self.process.wait(30)
         self.reader.join(1.0)  # what it printed last; a process that left the group may hold the pipe for longer

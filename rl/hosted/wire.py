@@ -1,4 +1,4 @@
-"""Messages between a host and its child. Plain values travel as they are; others stay sealed outside the child."""
+"""Messages between a host and its child. Plain values are sent as they are; others stay sealed outside the child."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _METHODS = {"scores": "score", "start": "play", "answer": "play", "replay": "pla
 
 @dataclass(frozen=True)
 class Sealed:
-    """A value of a class that is not plain. The host hands it back unopened, so it imports nothing of the user's."""
+    """A value of a user's class. The host passes it back unopened, so it never imports user code."""
 
     blob: bytes
     shown: str  # how the child shows it, cut short
@@ -60,33 +60,33 @@ def _pack(pickler: type[pickle.Pickler], value: Any) -> bytes:
 
 
 def pack_in_host(value: Any) -> bytes:
-    """The bytes of a value for the child; sealed ones as they came."""
+    """The bytes of a value for the child; sealed values unchanged."""
     return _pack(_HostPickler, value)
 
 
 def pack_in_child(value: Any) -> bytes:
-    """The bytes of a value for the host; what is not plain is sealed."""
+    """The bytes of a value for the host; values that are not plain are sealed."""
     return _pack(_ChildPickler, value)
 
 
 def unpack_in_host(blob: bytes) -> Any:
-    """A child's value. Only plain ones are built: no class is looked up."""
+    """A value from a child. Only plain values are built: no class is looked up."""
     return _HostUnpickler(io.BytesIO(blob)).load()
 
 
 def unpack_in_child(blob: bytes) -> Any:
-    """The host's value, sealed ones opened."""
+    """A value from the host, with sealed values opened."""
     return _ChildUnpickler(io.BytesIO(blob)).load()
 
 
 def send_frame(wire: socket.socket, blob: bytes) -> None:
-    """One message; the socket's timeout holds for each of its two parts."""
+    """Send one message; the socket's timeout applies to each of its two parts."""
     wire.sendall(HEADER.pack(len(blob)))
     wire.sendall(blob)
 
 
 class ChildWire:
-    """The child's end. A copy of the process that user code forked ends here: it must neither read nor answer."""
+    """The child's end. A fork of the process made by user code exits here: it must neither read nor answer."""
 
     def __init__(self, descriptor: int) -> None:
         self.socket, self.owner = socket.socket(fileno=descriptor), os.getpid()
@@ -100,7 +100,7 @@ class ChildWire:
         send_frame(self.socket, blob)
 
     def reply(self, place: int, answer: tuple[Any, ...], target: str) -> None:
-        """The answer to a call, if it can be packed and is not too large; otherwise the reason in its place."""
+        """Send the answer to a call, or the reason if it cannot be pickled or is too large."""
         try:
             blob = pack_in_child((place, answer))
             why = f"{len(blob):,} bytes; at most {LARGEST_MESSAGE:,} are carried" if len(blob) > LARGEST_MESSAGE else ""
@@ -124,7 +124,7 @@ class ChildWire:
 
 
 def name_call(target: str, kind: str) -> str:
-    """The user's function that a call runs, for error texts."""
+    """The name of the user's function that a call runs, for error messages."""
     method = _METHODS.get(kind, kind)
     return target if method == "score" else f"{target}.{method}"
 
@@ -135,6 +135,6 @@ def digest(said: Any) -> bytes:
 
 
 def show(value: Any) -> str:
-    """A value for an error text, cut short."""
+    """A value for an error message, cut short."""
     text = reprlib.repr(value)
     return text if len(text) <= 120 else text[:117] + "..."

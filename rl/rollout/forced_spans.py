@@ -1,4 +1,4 @@
-"""Forced tokens for engines that only know plain continuations: one continuation per sampled span, all requests
+"""Forced tokens for engines without support for them: one plain continuation per sampled span, all requests
 together.
 """
 
@@ -14,7 +14,7 @@ from .sampler import FinishReason, Sample, SampleRequest, interleave
 
 @dataclass(frozen=True)
 class Plain:
-    """A continuation of `ids` by at most `limit` sampled tokens."""
+    """A request for at most `limit` sampled tokens after `ids`."""
 
     request: SampleRequest
     ids: tuple[int, ...]
@@ -24,7 +24,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a plain continuation gave."""
+    """The result of a plain continuation."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -61,7 +61,7 @@ def generate_in_spans(
                 results[i] = piece
                 continue
             s, forced = state[i], requests[i].forced
-            if piece.experts is not None:  # what was read before keeps the choices of then
+            if piece.experts is not None:  # tokens read earlier keep their choices
                 read = len(s.experts) - 1 if s.experts else 0
                 s.experts = continued(s.experts, piece.experts, read, len(piece.experts))
             s.ids += piece.ids

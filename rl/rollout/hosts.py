@@ -1,9 +1,7 @@
-"""vLLM servers on machines of their own. A host process on each such machine starts servers when the trainer asks for
-them.
+"""vLLM servers on machines of their own. A host process on each such machine starts servers when the trainer asks.
 
-Addresses are facts of one start of a job, not settings of a run: every host leaves a file with its own in a folder that
-the trainer reads, so that a run that is started again on other machines has the same settings. A host ends its servers
-when it ends.
+Addresses belong to one start of a job, not to a run's settings: every host writes its address to a folder that the
+trainer reads, so that a run can be restarted on other machines with the same settings. A host's servers end with it.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from ...core.http import fetch
 from .vllm_config import VllmSettings
 from .vllm_server import VllmServer
 
-VARIABLE = "TERRELLA_SAMPLER_HOSTS"  # FOLDER:COUNT: where so many hosts leave their addresses
+VARIABLE = "TERRELLA_SAMPLER_HOSTS"  # FOLDER:COUNT: the folder, and how many hosts write their addresses to it
 ANSWER_S = 60.0
 
 
@@ -39,11 +37,11 @@ class HostAddress:
     """Where a host listens, and how many GPUs it has for servers."""
 
     url: str
-    token: str  # who knows it may start servers there; the folder of addresses is open to its owner only
+    token: str  # whoever knows it may start servers there; only its owner can read the folder of addresses
     gpus: int
 
     def ask(self, path: str, body: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
-        """One request; a host that does not answer is a WorkerError."""
+        """Send one request; WorkerError if the host does not answer."""
         try:
             return json.loads(fetch(f"{self.url}{path}", timeout_s, body, {"Authorization": self.token}))
         except (OSError, ValueError) as error:
@@ -51,8 +49,9 @@ class HostAddress:
 
 
 class Host:
-    """The machine's half: a service that starts, restarts and ends vLLM servers here. Requests are done one after the
-    other by the thread that calls `serve`, because a server dies with the thread that started it."""
+    """The host's side: a service that starts, restarts and ends vLLM servers here. The thread that calls `serve`
+    handles requests one by one, because a server dies with the thread that started it.
+    """
 
     def __init__(self, name: str | None = None, gpus: int = 0) -> None:
         self.name, self.servers = name or socket.gethostname(), dict[str, VllmServer]()
@@ -61,12 +60,12 @@ class Host:
         self.address = HostAddress(f"http://{self.name}:{self.web.server_address[1]}", secrets.token_hex(16), gpus)
 
     def announce(self, folder: Path) -> None:
-        """Leave the address where the trainer looks for it."""
+        """Write the address where the trainer looks for it."""
         make_folder(folder).chmod(0o700)
         write_json(folder / f"{self.name}-{os.getpid()}.json", asdict(self.address))
 
     def serve(self) -> None:
-        """Until `stop` is called."""
+        """Handle requests until `stop` is called."""
         threading.Thread(target=self.web.serve_forever, daemon=True).start()
         try:
             while task := self.work.get():
@@ -82,7 +81,7 @@ class Host:
     def place(
         self, name: str, settings: dict[str, Any], log: str, environment: dict[str, str], start_s: float
     ) -> dict[str, Any]:
-        """Give a server of this name its address, which it keeps however often it is started."""
+        """Assign an address to a server, which it keeps across restarts."""
         if name in self.servers:
             self.servers[name].stop()
         server = VllmServer(
@@ -103,7 +102,7 @@ class Host:
         return {"alive": self.servers[name].alive()}
 
     def _do(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Hand a call to the serving thread and wait for what comes of it."""
+        """Pass a call to the serving thread and wait for its result."""
         call = {"/place": self.place, "/start": self.start, "/end": self.end, "/state": self.state}[path]
         done: Future[dict[str, Any]] = Future()
 
@@ -143,7 +142,7 @@ class Host:
 
 
 class HostedServer(VllmServer):
-    """The trainer's half: a server on another machine, handled like one of ours."""
+    """The trainer's side: a server on another machine, handled like a local one."""
 
     def __init__(
         self, place: HostAddress, name: str, settings: VllmSettings, log: Path, device: str, start_s: float
@@ -174,12 +173,12 @@ class HostedServer(VllmServer):
             return False
 
     def stop(self) -> None:
-        with contextlib.suppress(WorkerError):  # a host that is gone took its servers along
+        with contextlib.suppress(WorkerError):  # a dead host has taken its servers along
             self.place.ask("/end", {"name": self.name})
 
 
 def find_hosts(place: str, timeout_s: float) -> list[HostAddress]:
-    """The hosts of this start, once all have left their addresses."""
+    """Wait until all hosts of this start have written their addresses."""
     folder, _, count = place.rpartition(":")
     if not folder or not count.isdigit() or not int(count):
         raise ConfigError(f"{VARIABLE}: '{place}' must be FOLDER:COUNT")
@@ -190,8 +189,8 @@ def find_hosts(place: str, timeout_s: float) -> list[HostAddress]:
             return [HostAddress(**address) for address in found]
         if time.monotonic() > end:
             raise DeadlineError(
-                f"{len(found)} of {count} sampler hosts left their address in {folder} within {timeout_s:.0f} s; "
-                "look into the job's log for what became of the others"
+                f"{len(found)} of {count} sampler hosts wrote their address to {folder} within {timeout_s:.0f} s; "
+                "the job's log shows what happened to the others"
             )
         time.sleep(0.2)
 

@@ -1,4 +1,4 @@
-"""Which token a row takes, for every setting: plain torch on any device. Log-probs are of the untruncated and
+"""Samples a token per row, for every setting: plain torch on any device. Log-probs are of the untruncated and
 unpenalised distribution.
 
 Shapes: B rows, V vocabulary.
@@ -14,7 +14,7 @@ from .sampler import SamplingParams
 
 
 def plain(params: SamplingParams) -> bool:
-    """Whether the sampling kernel does all there is; a penalty, which needs the tokens so far, it does not."""
+    """Whether the sampling kernel supports these settings; it has no penalties, which need the tokens so far."""
     return params.repetition_penalty == 1.0
 
 
@@ -25,7 +25,7 @@ def choose(
     params: SamplingParams,
     seen_BV: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pick a token a row by its key's random number for this step."""
+    """Pick a token per row by its key's random number for this step."""
     return choose_rows(logits_BV, uniform_tensor(keys_B, torch.full_like(keys_B, step)), params, seen_BV)
 
 
@@ -54,6 +54,6 @@ def _truncate(logp_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         logp_BV = logp_BV.masked_fill(logp_BV < floor, -torch.inf)
     if params.top_p < 1.0:
         ordered, order = logp_BV.softmax(-1).sort(-1, descending=True)
-        drop = ordered.cumsum(-1) - ordered >= params.top_p  # the token that crosses the line stays
+        drop = ordered.cumsum(-1) - ordered >= params.top_p  # the token that crosses the threshold is kept
         logp_BV = logp_BV.masked_fill(torch.zeros_like(drop).scatter(1, order, drop), -torch.inf)
     return logp_BV

@@ -1,7 +1,7 @@
-"""Sampling from vLLM servers over HTTP: many at once, by deadline; a dead server is restarted and its requests are
-re-issued.
+"""Sampling from vLLM servers over HTTP: concurrent requests with deadlines; a dead server is restarted and its requests
+are sent again.
 
-A request's seed is its own, so that it gives the same tokens whichever server answers, and however often it is asked.
+Each request has its own seed, so that it gives the same tokens whichever server answers, and however often it is sent.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ IMPOSSIBLE = -9999.0  # what the server writes for minus infinity
 
 
 class Remote:
-    """One server by URL, as target of weight sync. `server` is there when the process is ours to restart; the key of
-    other people's servers is in the environment.
+    """One server by URL, as target of weight sync. `server` is set if we may restart its process; the key of servers
+    that we did not start is in the environment.
     """
 
     def __init__(self, url: str, server: VllmServer | None = None, key: str | None = None) -> None:
         self.fixed_url, self.server = url, server
         self.version: int | None = None
         self.key = server.key if server else os.environ.get(KEY_VARIABLE, "") if key is None else key
-        self.idle: list[http.client.HTTPConnection] = []  # connections that the next requests use
-        self.adapter: str | None = None  # what to ask for instead of the model, where only adapters change
+        self.idle: list[http.client.HTTPConnection] = []  # idle connections, for the next requests
+        self.adapter: str | None = None  # the adapter to request, if only adapters are synchronised
 
     @property
     def name(self) -> str:
         return self.server.url if self.server else self.fixed_url
 
     def post(self, path: str, body: dict[str, Any], timeout_s: float, *, again: bool = False) -> Any:
-        """One POST; an answer that is not 200 is an OSError with what the server said. What may be asked `again` goes
-        over a connection that is kept, unless the server has closed it meanwhile.
+        """One POST; a status other than 200 is an OSError with the server's message. A request that may be sent `again`
+        uses a kept connection, and a fresh one if the server has closed that meanwhile.
         """
         kept = None
         if again:
-            with suppress(IndexError):  # another thread may take the last one
+            with suppress(IndexError):  # another thread may have taken the last one
                 kept = self.idle.pop()
         if kept is not None:
             try:
@@ -103,20 +103,20 @@ class Remote:
                 connection.close()
 
     def call(self, method: str, *args: str, timeout_s: float) -> list[dict[str, Any]]:
-        """Call the weight receiver of every worker."""
+        """Call a method of the weight receiver on every worker."""
         body = {"method": method, "args": list(args), "timeout": timeout_s}
         return self.post("/collective_rpc", body, timeout_s)["results"]
 
     def accept(self, version: int | None, timeout_s: float) -> None:
-        """Serve this version from now on, or nothing."""
+        """Serve this version from now on; None serves nothing."""
         self.version = version
         if version is not None:
             self.post("/reset_prefix_cache", {}, timeout_s)
 
     def load_adapter(self, folder: str, version: int, timeout_s: float) -> None:
-        """Load an adapter under its version's name, and let go of the one before."""
+        """Load an adapter under its version's name, and unload the previous one."""
         before, self.adapter = self.adapter, adapter_name(version)
-        if before == self.adapter:  # sent again; the first try may not have come so far
+        if before == self.adapter:  # a retry; the first attempt may not have loaded it
             with suppress(OSError, ConfigError):
                 self.post("/v1/unload_lora_adapter", {"lora_name": before}, timeout_s)
         self.post("/v1/load_lora_adapter", {"lora_name": self.adapter, "lora_path": folder}, timeout_s)
@@ -125,7 +125,7 @@ class Remote:
 
 
 def adapter_name(version: int) -> str:
-    """What a version's adapter is called by every rank that asks for it."""
+    """The name of a version's adapter, the same on every rank."""
     return f"v{version}"
 
 
@@ -143,24 +143,24 @@ class ServedVllm:
         together: bool = False,
         ours_elsewhere: bool = False,
     ) -> None:
-        """A server that was restarted gets its weights by `resync`, or by the next publish where all ranks send them
-        `together`. With `ours_elsewhere` another rank of the trainer owns them, which may have no more to ask of them
-        and notices a loss when weights are published.
+        """A restarted server gets its weights by `resync`, or with the next publish if all ranks send them `together`.
+        With `ours_elsewhere` another trainer rank owns the servers; it may be done sampling, and then notices a loss
+        only when weights are published.
         """
         self.together, self.ours_elsewhere, self._streams = together, ours_elsewhere, False
         self.settings, self.request_s, self.attempts, self.resync = settings, request_s, attempts, resync
         self.targets = [s if isinstance(s, Remote) else Remote(s.url, s) for s in servers]
         for target in self.targets:
             target.version = 0 if settings.load == "auto" else None
-        self._routed: int | None = None  # the version of the last requests
+        self._routed: int | None = None  # version of the last requests
         self.routing = Routing(len(self.targets))
         self.restarts = 0
         self.reissued = 0
-        self._asked: int | None = None  # the version that the servers last said they hold, to a stream
+        self._asked: int | None = None  # in a stream: the version that the servers last reported
         self._asking, self._mending = threading.Lock(), threading.Lock()
 
     def start(self) -> None:
-        """Start our servers together and wait until all serve."""
+        """Start our servers concurrently and wait until all serve."""
         ours = [t.server for t in self.targets if t.server]
         for server in ours:
             server.start()
@@ -174,8 +174,8 @@ class ServedVllm:
                 target.server.stop()
 
     def serve(self, stream: Stream) -> None:
-        """Answer a stream's tickets as they come, each by a request of its own, until it is closed. Weights change
-        when no request is under way: a request's tokens have one version.
+        """Answer a stream's tickets as they arrive, each by its own request, until it is closed. Weights change only
+        while no request is in flight: all tokens of a request have one version.
         """
         pool = ThreadPoolExecutor(self.settings.max_sequences * len(self.targets))
         self._streams = True
@@ -184,7 +184,7 @@ class ServedVllm:
                 for ticket in tickets:
                     pool.submit(self._answer, stream, ticket)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # what is under way ends by its own deadline
+            pool.shutdown(wait=False, cancel_futures=True)  # requests in flight end by their own deadlines
 
     def _answer(self, stream: Stream, ticket: Ticket) -> None:
         try:
@@ -206,7 +206,7 @@ class ServedVllm:
         return generate_in_spans(requests, self._generate, version)
 
     def _version(self, requests: list[SampleRequest]) -> int:
-        """What all servers hold, for requests that they can answer."""
+        """The version that all servers hold, after checking that they can answer these requests."""
         versions = {t.version for t in self.targets}
         if None in versions or len(versions) != 1:
             raise ConfigError(
@@ -222,8 +222,8 @@ class ServedVllm:
         return version
 
     def _require(self, version: int) -> None:
-        """Ask the servers what they hold: nobody else may have changed it. One that does not answer is mended when
-        it is sampled from.
+        """Ask the servers which version they hold: nobody else may have changed it. A server that does not answer is
+        restarted when it is sampled from.
         """
         for target in self.targets:
             try:
@@ -232,7 +232,7 @@ class ServedVllm:
                 continue
             if target.adapter is None and held != {version} and not self._as_started(version, held):
                 if held == {None} and (self.together or self.ours_elsewhere):
-                    self._mend()  # it was started again, and has no weights yet
+                    self._mend()  # it was restarted, and has no weights yet
                     continue
                 raise SyncError(
                     f"vllm server {target.name} holds version {sorted(map(str, held))}, not {version}; who else "
@@ -254,7 +254,7 @@ class ServedVllm:
                 self._mend()
                 self.reissued += len(pending)
                 log.warning(
-                    "vllm: %d requests are asked again, the first because of: %s", len(pending), results[pending[0]]
+                    "vllm: %d requests are sent again, the first because of: %s", len(pending), results[pending[0]]
                 )
         return [r for r in results if r is not None]
 
@@ -289,12 +289,12 @@ class ServedVllm:
         return Piece(ids, logprobs, choice["finish_reason"], experts)
 
     def _mend(self) -> None:
-        """Restart servers of ours that died or stopped answering; wait for those of others. All must hold the
-        version of before.
+        """Restart those of our servers that died or stopped answering; wait for servers that others own. All must then
+        hold the same version as before.
         """
         with self._mending:
             version = max((t.version for t in self.targets if t.version is not None), default=None)
-            # a stream ends with its first error: it waits for its owner instead
+            # an error would end the stream, so wait for the owner instead
             if self.together or (self.ours_elsewhere and not self._streams):
                 lost = [
                     f"{target.name} ({fault})" for target in self.targets if (fault := self._fault(target, version))
@@ -309,7 +309,7 @@ class ServedVllm:
                     self._restart(target, target.server, version)
 
     def revive(self) -> int:
-        """Restart those of our servers that died, before weights are sent to all; how many these were."""
+        """Restart those of our servers that died, before weights are sent to all; returns how many."""
         before = self.restarts
         for target in self.targets:
             if target.server and not (target.server.alive() and target.server.healthy(30.0)):
@@ -339,11 +339,11 @@ class ServedVllm:
         log.warning("vllm server %s was restarted in %.1f s", target.name, time.monotonic() - start)
 
     def _as_started(self, version: int | None, held: set[int | None]) -> bool:
-        """Whether a server that was sent nothing yet has the weights of this version: those of the folder it serves."""
+        """Whether a server that has received no weights yet already serves this version from its folder."""
         return version == 0 and held == {None} and self.settings.load == "auto"
 
     def _fault(self, target: Remote, version: int | None, timeout_s: float = 60.0) -> str:
-        """Why a server cannot be asked for samples of a version; empty when it can."""
+        """Why a server cannot sample with a version; empty if it can."""
         try:
             held = {worker["version"] for worker in target.call("terrella_state", timeout_s=timeout_s)}
         except (OSError, ValueError, KeyError) as error:
@@ -355,7 +355,7 @@ class ServedVllm:
         return f"it holds version {held}, not {version}"
 
     def _await(self, target: Remote, version: int | None) -> None:
-        """Another process owns this server: give it time to come back with the right weights."""
+        """Wait for the process that owns this server to bring it back with the right weights."""
         end = time.monotonic() + self.request_s
         while True:
             reason = self._fault(target, version, 10.0)
@@ -376,7 +376,7 @@ class ServedVllm:
 
 
 def _adapter_fault(target: Remote, timeout_s: float) -> str:
-    """As `_fault`, where the weights are those that the server was started with and an adapter beside them."""
+    """Like `_fault`, for a server with fixed weights and an adapter."""
     try:
         served = json.loads(fetch(f"{target.name}/v1/models", timeout_s, headers=header(target.key)))
         names = [str(model["id"]) for model in served["data"]]

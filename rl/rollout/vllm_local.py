@@ -1,7 +1,7 @@
-"""vLLM beside the trainer: a process of its own on the same device (colocated).
+"""vLLM on the trainer's own device (colocated), in a child process.
 
-Its scheduling runs while we work on its answers, and it can die or hang without us: it is then started again, brought
-back to its version and asked again. Its weights come through memory that both processes share.
+Its scheduling overlaps with our work on its answers, and it may die or hang without taking us along: it is then
+restarted, brought back to its version and asked again. Weights come through memory that both processes share.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class EngineDied(Exception):
-    """The process of the engine is gone."""
+    """The engine's process has died."""
 
 
 class LocalVllm:
@@ -57,8 +57,8 @@ class LocalVllm:
         self.children = [p for p in multiprocessing.active_children() if p not in before]
         self.llm.collective_rpc("terrella_end_with", args=(str(os.getpid()),))
         self.version: int | None = 0 if self.settings.load == "auto" else None
-        self.asleep: list[str] = []  # what has no memory: to wake a part twice is an error of the driver
-        self.adapter: tuple[str, int] | None = None  # its folder and version, where only adapters change
+        self.asleep: list[str] = []  # parts that are asleep: waking a part twice is a driver error
+        self.adapter: tuple[str, int] | None = None  # (folder, version), if only adapters are synchronised
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
         """Continue every request; results come back in the order of the requests."""
@@ -79,8 +79,8 @@ class LocalVllm:
         raise AssertionError("attempts is at least 1")
 
     def _watched(self, call: Callable[[], T]) -> T:
-        """The call's result. A child that dies meanwhile is EngineDied, one that takes too long is ended: vLLM would
-        wait for ever.
+        """The call's result. EngineDied if the child dies meanwhile; a child that takes too long is killed, because
+        vLLM would wait for ever.
         """
         box: dict[str, Any] = {}
 
@@ -113,7 +113,7 @@ class LocalVllm:
 
     def _restart(self) -> None:
         version = self.version
-        log.warning("vllm: the engine died; it is started again")
+        log.warning("vllm: the engine died; restarting it")
         self.close()
         self._start()
         self.restarts += 1
@@ -126,12 +126,12 @@ class LocalVllm:
     def _generate(self, plain: list[Plain]) -> list[Piece | Invalid]:
         from vllm import SamplingParams
 
-        # flat log-probs: one object for a sample instead of one for each of its tokens
+        # flat log-probs: one object per sample instead of one per token
         extra: dict[str, Any] = {"detokenize": False, "flat_logprobs": True}
         params = [SamplingParams(**request_arguments(p.request, p.ids, p.limit, p.seed), **extra) for p in plain]
         prompts = [{"prompt_token_ids": list(p.ids)} for p in plain]
         collecting = gc.isenabled()
-        gc.disable()  # a million small objects come and none of them is garbage
+        gc.disable()  # millions of small objects are created and none is garbage
         try:
             outputs = self._watched(lambda: self.llm.generate(prompts, params, use_tqdm=False, **self._adapter()))
             pairs = zip(plain, outputs, strict=True)
@@ -141,7 +141,7 @@ class LocalVllm:
                 gc.enable()
 
     def _adapter(self) -> dict[str, Any]:
-        """The adapter to sample with, where adapters alone are synchronised."""
+        """The adapter to sample with, if only adapters are synchronised."""
         if self.adapter is None:
             return {}
         from vllm.lora.request import LoRARequest
@@ -162,12 +162,12 @@ class LocalVllm:
         return Piece(ids, logprobs, output.finish_reason, experts)
 
     def call(self, method: str, *args: str, timeout_s: float) -> list[dict[str, Any]]:
-        """Call the weight receiver of every worker."""
+        """Call a method of the weight receiver on every worker."""
         return self.llm.collective_rpc(method, timeout=timeout_s, args=args)
 
     def accept(self, version: int | None, timeout_s: float) -> None:
-        """Serve this version from now on, or nothing."""
-        if version is None:  # weights are about to come: there must be room for them
+        """Serve this version from now on; None serves nothing."""
+        if version is None:  # weights are about to arrive and need memory
             self._wake("weights")
         self.version = version
         if version is not None and not self.llm.reset_prefix_cache():
@@ -182,8 +182,8 @@ class LocalVllm:
             raise RuntimeError(f"vllm did not load the adapter of {folder}")
 
     def sleep(self, level: int) -> None:
-        """Give the GPU memory of weights and cache back. Level 1 keeps a copy of the weights in host memory; level 2
-        keeps none, so that a version must be published before the next rollout."""
+        """Free the GPU memory of weights and cache. Level 1 keeps a copy of the weights in host memory; level 2 keeps
+        none, so that a version must be published before the next rollout."""
         if self.asleep:
             return
         self.llm.sleep(level=level)
@@ -192,7 +192,7 @@ class LocalVllm:
             self.version = None
 
     def wake(self) -> None:
-        """Take the memory again."""
+        """Allocate the memory again."""
         self._wake("weights", "kv_cache")
 
     def _wake(self, *parts: str) -> None:

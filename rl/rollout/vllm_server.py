@@ -1,4 +1,4 @@
-"""A vLLM server process that we own: started, waited for with a deadline, watched, and ended with all its children.
+"""A vLLM server process that we own: started, awaited with a deadline, watched, and ended with all its children.
 
 The server is OpenAI-compatible; token ids go in and out through /v1/completions, weights through /collective_rpc.
 """
@@ -46,7 +46,7 @@ class VllmServer:
         return f"http://{self.host}:{self.port}"
 
     def start(self) -> None:
-        """Start the process, again at the same address; `wait` says when it serves."""
+        """Start the process, always at the same address; `wait` returns when it serves."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         arguments = [sys.executable, "-m", __name__, str(os.getpid()), "--host", self.host, "--port", str(self.port)]
         arguments += ["--middleware", GUARD, *command_line(self.settings)]
@@ -64,7 +64,7 @@ class VllmServer:
             )
 
     def wait(self) -> None:
-        """Until the server answers; its death and a passed deadline are errors with the end of its log."""
+        """Wait until the server answers; if it dies or the deadline passes, the error shows the end of its log."""
         end = time.monotonic() + self.start_s
         while not self.healthy():
             if not self.alive():
@@ -89,7 +89,7 @@ class VllmServer:
         return True
 
     def stop(self) -> None:
-        """End the process and its children: politely, then by force."""
+        """End the process and its children: SIGTERM first, then SIGKILL."""
         if self.process is None:
             return
         for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
@@ -112,7 +112,7 @@ class VllmServer:
 
 
 def kill_group(group: int, patience_s: float = 10.0) -> None:
-    """Wait until no process of a group is left; what still is gets killed."""
+    """Wait until no process of a group is left, and kill what remains."""
     end = time.monotonic() + patience_s
     while time.monotonic() < end:
         try:

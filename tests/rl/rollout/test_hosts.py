@@ -71,7 +71,7 @@ def test_a_host_that_is_gone_is_a_dead_server(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DeadlineError, match=r"0 of 2 sampler hosts left their address in .* within 0 s"):
+    with pytest.raises(DeadlineError, match=r"0 of 2 sampler hosts wrote their address to .* within 0 s"):
         find_hosts(f"{tmp_path}:2", 0.1)
     for bad in ("folder", ":2", "folder:0", "folder:two"):
         with pytest.raises(ConfigError, match="must be FOLDER:COUNT"):
