@@ -29,9 +29,10 @@ PICTURES = {"results", "rollouts", "logs", "videos", "summary.json", "report.htm
 
 
 def files_of(run: Path, target: str) -> list[Path]:
-    """The files that a target means."""
+    """The files that a target means; an empty one, such as a lock, has nothing that could be damaged."""
     found = run.rglob("*") if target == ANY else run.glob(TARGETS[target])
-    return sorted(path for path in found if path.is_file() and path.relative_to(run).parts[0] not in PICTURES)
+    files = (path for path in found if path.is_file() and path.stat().st_size)
+    return sorted(path for path in files if path.relative_to(run).parts[0] not in PICTURES)
 
 
 def _flip(data: bytearray, draw: random.Random) -> None:
