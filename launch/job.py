@@ -36,7 +36,8 @@ class Job:
     model: ModelConfig  # with the tokenizer's vocabulary
     stop_asked: bool = field(default=False)
     pace: Pace = field(default_factory=Pace)
-    saving_s: float = 0.0  # seconds that the stage has spent waiting for its checkpoints since it was last started
+    started_at: float = 0.0  # monotonic clock, earlier by what the stage took before the checkpoint it went on from
+    saving_s: float = 0.0  # seconds that the stage has spent waiting for its checkpoints
 
     def __post_init__(self) -> None:
         self.run = replace(self.run, extra=self._extra_values)
@@ -44,6 +45,15 @@ class Job:
     def _extra_values(self) -> dict[str, float]:
         """What every row of the record gets beside the step's own values."""
         return self.pace.values() | ({"time/saving_s": round(self.saving_s, 6)} if self.saving_s else {})
+
+    def start_stage(self) -> None:
+        """Count a stage's seconds from now."""
+        self.started_at, self.saving_s = time.monotonic(), 0.0
+
+    def spent(self) -> dict[str, float]:
+        """Seconds that the stage has taken, those before the checkpoint that it went on from among them."""
+        saving = {"time/saving_s": round(self.saving_s, 3)} if self.saving_s else {}
+        return {"time/stage_s": round(time.monotonic() - self.started_at, 1), **saving}
 
     @contextmanager
     def paused_for_saving(self) -> Iterator[None]:

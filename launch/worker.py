@@ -161,12 +161,10 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
             if job.mesh.is_main:
                 say(stage_line(recipe, stage.name, {name: run.outcome(name) for name in names}))
             choose_kernels(recipe.precision, recipe.env, stage)
-            begun, job.saving_s = time.monotonic(), 0.0
+            job.start_stage()
             outcome: dict[str, Any] = _module(stage.kind).run(stage, job)
             if job.mesh.is_main:
-                took = {"time/stage_s": round(time.monotonic() - begun, 1)}
-                took |= {"time/saving_s": round(job.saving_s, 3)} if job.saving_s else {}
-                run.finish(stage.name, {**outcome, **took})
+                run.finish(stage.name, {**outcome, **job.spent()})
             job.mesh.barrier()
     except StopRequested:
         log.info("saved and stopped on request")

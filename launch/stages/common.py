@@ -166,6 +166,9 @@ class Checkpoints:
                     f"{self.stage}:0 "
                     "to the same command, which repeats the stage from its beginning"
                 )
+        if spent := extra.get("spent"):
+            self.job.started_at -= spent["time/stage_s"]
+            self.job.saving_s += spent.get("time/saving_s", 0.0)
         if self.job.mesh.is_main:
             record, written = self.job.run.metrics, extra.get("metrics")
             if written and (found := record.digest(self.stage, step)) != written:
@@ -212,7 +215,7 @@ class Checkpoints:
                 other.save(step_folder(self.beside(name), step), {}, wait=False)
             # extra is written by the main rank
             metrics = self.job.run.metrics.digest(self.stage, step) if self.job.mesh.is_main else None
-            kept = {**extra, "of": [self.stage, step], "metrics": metrics}
+            kept = {**extra, "of": [self.stage, step], "metrics": metrics, "spent": self.job.spent()}
             engine.save(step_folder(self.folder, step), kept, wait=False)
             self._under_way = engines, partial(self._published, step, tuple(others), then)
             if stop or step == self.last:

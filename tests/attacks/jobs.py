@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 RECIPE = Path(__file__).with_name("attacked.yaml")
+STOPPED_S = 1000.0
 OWN = Path(__file__).with_name("attacked_own.yaml")
 
 
@@ -104,8 +105,9 @@ def _start(
                 continue
             if stop_after is not None and stage.name == stop_after[0]:
                 _stop_in(job, stop_after[1])
+            job.start_stage()
             outcome = importlib.import_module(f"terrella.launch.stages.{STAGES[stage.kind]}").run(stage, job)
-            run.finish(stage.name, outcome)
+            run.finish(stage.name, {**outcome, **job.spent()})
     except StopRequested:
         return 75, "saved and stopped on request", ""
     except TerrellaError as error:
@@ -119,11 +121,14 @@ def _start(
 
 
 def _stop_in(job: Any, steps: int) -> None:
-    """Ask for a stop at the end of the step `steps` of the stage that begins now."""
+    """Ask for a stop at the end of the step `steps` of the stage that begins now, which then has taken STOPPED_S
+    more.
+    """
     ends = [0]
 
     def end_of_step(ready: bool = True) -> tuple[bool, bool]:
         ends[0] += 1
+        job.started_at -= STOPPED_S if ends[0] == steps else 0.0
         return ends[0] >= steps, ready
 
     job.end_of_step = end_of_step

@@ -7,9 +7,10 @@ import pytest
 
 from terrella.core.checkpoint import CheckpointReader
 from terrella.core.errors import StorageError
+from terrella.core.files import read_json
 from terrella.core.metrics import MetricsFile
 from terrella.tests.attacks.conftest import Victim, start
-from terrella.tests.attacks.jobs import End
+from terrella.tests.attacks.jobs import STOPPED_S, End
 from terrella.tests.launch import tiny_run
 from terrella.tests.parallel.pool import run_ranks
 
@@ -27,6 +28,8 @@ def test_a_killed_run_ends_like_the_whole_one(victim: Victim, tmp_path: Path) ->
     (left / "shard_00000.safetensors").write_bytes(bytes(1000))
     assert start(run).code == 0 and tiny_run.results(run) == victim.expected
     assert not list(run.glob("checkpoints/*/.*"))
+    # of both starts; what came after the checkpoint was lost
+    assert STOPPED_S < read_json(run / "stages" / "rlvr.json")["time/stage_s"] < 2 * STOPPED_S
 
 
 @pytest.mark.parametrize("file", ["shard_00000.safetensors", "manifest.json", "extra.json"])
@@ -89,7 +92,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(victim: Victim, tmp_path
     end = start_writing(tmp_path / "run", "late")
     assert end.code == 0 and tiny_run.results(tmp_path / "run") == victim.expected, end
     rows = [row for row in MetricsFile(tmp_path / "run" / "metrics.jsonl").rows() if row["stage"] == "rlvr"]
-    stood = [row["time/saving_s"] for row in rows]  # of the stage before too, as this start does not count by stages
+    stood = [row.get("time/saving_s", 0.0) for row in rows]  # none before the first save
     assert stood == sorted(stood) and stood[2] - stood[1] > stood[1] - stood[0]  # step 2 begins to save
 
 
