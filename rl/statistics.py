@@ -11,17 +11,27 @@ Z95 = 1.959963984540054
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, its 95 % interval and how many samples it rests on. With n = 0 all numbers are NaN."""
+    """A mean, its 95 % interval and its sample size. With n = 0 all values are NaN."""
 
     value: float
     low: float
     high: float
     n: int
 
+    @property
+    def all_equal(self) -> bool:
+        """Whether the values did not differ, so that the interval has no width and says nothing of others."""
+        return self.n > 1 and not has_width(self.value, self.low, self.high)
+
     def to_cell(self) -> dict[str, float | int | None]:
-        """As tables have it, in JSON that every reader takes: null where there is no number, as of one task's width."""
+        """As a table cell, in strict JSON: null instead of NaN, such as the interval of a single task."""
         numbers = {"value": self.value, "low": self.low, "high": self.high}
         return {name: x if math.isfinite(x) else None for name, x in numbers.items()} | {"n": self.n}
+
+
+def has_width(value: float, low: float, high: float) -> bool:
+    """Whether an interval is wider than rounding makes it."""
+    return high - low > 1e-12 * max(1.0, abs(value))
 
 
 def proportion(successes: int, n: int) -> Estimate:
@@ -35,8 +45,8 @@ def proportion(successes: int, n: int) -> Estimate:
 
 
 def mean_of_proportions(parts: Sequence[Estimate]) -> Estimate:
-    """The mean of independent success rates; their distances to the limits are added as variances are, so the
-    interval stays in [0, 1].
+    """The mean of independent success rates. The distances to their limits are combined like standard errors, so that
+    the interval stays in [0, 1].
     """
     value = sum(p.value for p in parts) / len(parts)
     below, above = (
@@ -57,8 +67,8 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def mean_or_share(values: Sequence[float]) -> Estimate:
-    """A mean with the normal interval, which has no width where all values are equal: of shares that are all 0 or all 1
-    Wilson's instead.
+    """A mean with the normal interval. That has no width if all values are equal, so shares that are all 0 or all 1 get
+    Wilson's interval.
     """
     same = len(values) > 1 and set(values) in ({0.0}, {1.0})
     return proportion(round(sum(values)), len(values)) if same else mean(values)
@@ -71,8 +81,8 @@ def mean_share(values: Sequence[float]) -> Estimate:
 
 
 def mean_change(changes: Sequence[float]) -> Estimate:
-    """The mean of paired changes of shares with the normal interval, which has no width where all are equal: of changes
-    that are all -1, 0 or 1 Bonett and Price's instead.
+    """The mean of paired changes of shares with the normal interval. That has no width if all are equal, so changes
+    that are all -1, 0 or 1 get Bonett and Price's interval.
     """
     same = len(changes) > 1 and set(changes) in ({-1.0}, {0.0}, {1.0})
     return _bonett_price(changes.count(1.0), changes.count(-1.0), len(changes)) if same else mean(changes)

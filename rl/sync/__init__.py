@@ -1,1 +1,3 @@
-"""Weights from the trainer to a rollout engine: checksummed, versioned, retried, and never half taken for whole."""
+"""Weight sync from the trainer to a rollout engine: checksummed, versioned and retried; a partial transfer is
+detected.
+"""

@@ -1,4 +1,4 @@
-"""Adapters alone: vLLM starts on the frozen weights, and each version is a PEFT folder that it loads beside them."""
+"""Syncs adapters alone: vLLM starts on the frozen weights, and each version is a PEFT folder that it loads on top."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .transports import MANIFEST, Target, Weights, call_all, describe, keep_two
 
 
 class AdapterTransport:
-    """Sends what `adapter_weights` gives, through a folder that sender and receivers see (in memory where all are on
-    one machine). `base_model` is the folder the targets were started from. Keeps the newest two versions."""
+    """Sends `adapter_weights` through a folder that sender and receivers see (in memory if all are on one machine).
+    `base_model` is the folder the targets were started from. Keeps the newest two versions."""
 
     def __init__(self, folder: Path, model: ModelConfig, config: LoraConfig, base_model: str) -> None:
         self.folder, self.model, self.config, self.base_model = Path(folder), model, config, base_model
@@ -30,7 +30,7 @@ class AdapterTransport:
     def load(
         self, path: Path, version: int, targets: Sequence[Target], timeout_s: float
     ) -> dict[str, list[dict[str, Any]]]:
-        """Have targets load a version that was written before."""
+        """Let targets load a version that was written earlier."""
         answers = call_all(targets, "terrella_check_adapter", str(path), str(version), timeout_s=timeout_s)
         for target in targets:
             if not any("error" in a or a["damaged"] for a in answers[target.name]):
@@ -41,7 +41,7 @@ class AdapterTransport:
         return answers
 
     def path(self, version: int) -> Path:
-        """Where a version lies."""
+        """The folder of a version."""
         return self.folder / f"adapter-{version:08d}"
 
     def write(self, adapters: list[tuple[str, Any]], version: int) -> Path:

@@ -15,7 +15,7 @@ from .flat_buffer import Entry
 
 @dataclass(frozen=True)
 class Plan:
-    """For each tensor its parameter; for each parameter its parts in order, and its rows."""
+    """The parameter of each tensor; the parts of each parameter, in order, and its rows."""
 
     parameter: dict[str, str]
     parts: dict[str, list[str]]
@@ -58,7 +58,7 @@ def _fits(found: list[tuple[int, ...]], wanted: tuple[int, ...], name: str) -> b
 
 
 def joined(tensors: Iterable[tuple[str, torch.Tensor]], plan: Plan) -> Iterator[tuple[str, torch.Tensor]]:
-    """Whole parameters, each as soon as its parts are there."""
+    """Yield whole parameters, each as soon as its parts have arrived."""
     waiting: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors:
         target = plan.parameter[name]

@@ -22,7 +22,7 @@ Entry = dict[str, Any]  # name, dtype, shape, offset; in transit also the checks
 
 
 def lay_out(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Entry], int]:
-    """Where each tensor goes, and how many bytes the buffer has."""
+    """The place of each tensor, and the size of the buffer in bytes."""
     entries, offset = [], 0
     for name, tensor in tensors:
         entries.append(
@@ -38,13 +38,13 @@ def lay_out(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Entry], i
 
 
 def rows_of(size: int) -> int:
-    """Rows that so many bytes take."""
+    """The number of rows that hold this many bytes."""
     return -(-size // ROW)
 
 
 @torch.no_grad()
 def flatten(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[torch.Tensor, list[Entry]]:
-    """One buffer on the tensors' device, the gaps zero, and what a receiver must know of it."""
+    """One buffer on the tensors' device, with zeros in the gaps, and its description for receivers."""
     entries, size = lay_out(tensors)
     device = tensors[0][1].device if tensors else torch.device("cpu")
     flat = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -87,7 +87,7 @@ def checksums(flat: torch.Tensor, entries: Sequence[Entry]) -> list[str]:
 
 
 def _start(entry: Entry) -> int:
-    """What belongs to a tensor beside its bytes: two that differ only in dtype or shape have different checksums."""
+    """The part of a checksum for dtype and shape: tensors that differ only in those have different checksums."""
     value = len(entry["dtype"]) + sum(map(ord, entry["dtype"]))
     for extent in entry["shape"]:
         value = (value * 31 + extent + 1) * _GOLDEN & _MASK

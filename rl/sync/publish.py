@@ -1,6 +1,4 @@
-"""One weight sync: send, compare what every worker answers, retry, and stop the run by name when it cannot be made
-whole.
-"""
+"""One weight sync: send, compare every worker's checksums, retry, and stop the run if some worker stays incomplete."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ log = logging.getLogger("terrella")
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What a sync took."""
+    """What a sync cost."""
 
     version: int
     seconds: float
@@ -60,16 +58,16 @@ def publish(
                     target.accept(version, timeout_s)
             except Exception as error:
                 problems = [f"sender: {type(error).__name__}: {error}"]
-        for _ in stream:  # all ranks go through the whole stream together, whatever became of the sending
+        for _ in stream:  # all ranks iterate over the whole stream together, even if sending failed
             pass
-        # all ranks try again, or none
+        # all ranks retry, or none
         problems = [fault for faults in gather(problems) for fault in faults]
         if not problems:
             tensors = max((a.get("tensors", 0) for workers in answers.values() for a in workers), default=0)
             return SyncReport(version, time.monotonic() - start, attempt, tensors)
         log.warning("weight sync: version %d, attempt %d of %d: %s", version, attempt, attempts, "; ".join(problems))
         if isinstance(transport, BroadcastTransport | ShardedTransport):
-            transport.close()  # a failed send may have left its group half open
+            transport.close()  # a failed send may have left its group unusable
     raise SyncError(f"weight sync: version {version} failed {attempts} times: {'; '.join(problems)}")
 
 
@@ -81,8 +79,8 @@ def send_again(
     version: int,
     timeout_s: float,
 ) -> None:
-    """Bring one target that was started again to the version that the others hold: from the files of that version
-    where `transport` writes some, else through `alone`, which reaches no other.
+    """Bring one restarted target to the version that the others hold: from that version's files if `transport` writes
+    any, else through `alone`, a transport to this target only.
     """
     if isinstance(transport, DiskTransport | AdapterTransport):
         answers = transport.load(transport.path(version), version, [target], timeout_s)
@@ -92,11 +90,11 @@ def send_again(
         return
     publish(alone, [target], weights, version, timeout_s=timeout_s)
     if isinstance(transport, BroadcastTransport | ShardedTransport):
-        transport.close()  # its group has a worker that is gone; the next publish makes a new one
+        transport.close()  # its group includes a dead worker; the next publish builds a new one
 
 
 def faults(answers: dict[str, list[dict[str, Any]]], version: int) -> list[str]:
-    """What went wrong, by target; nothing when all workers hold the version whole."""
+    """What went wrong, by target; empty if all workers hold the complete version."""
     problems = []
     for target, workers in answers.items():
         for number, answer in enumerate(workers):

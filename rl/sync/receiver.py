@@ -1,9 +1,9 @@
-"""The receiving half of weight sync: a vLLM worker extension. It loads through the worker's public `reload_weights`: as
-a checkpoint, or, where vLLM keeps a model as it is in a checkpoint but for joined linears, straight into the
-parameters, which is much faster.
+"""The receiving side of weight sync: a vLLM worker extension. It loads through the worker's public `reload_weights`, as
+a checkpoint; or, if vLLM's parameters equal the checkpoint's except for joined linears, directly into the parameters,
+which is much faster.
 
-Every tensor's checksum is compared on arrival. After a damaged or broken transfer the worker has no version, and the
-sampler refuses to generate until a clean one came.
+Every tensor's checksum is verified on arrival. After a damaged or broken transfer the worker has no version, and the
+sampler refuses to generate until a complete one arrives.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .sharded import Assembly
 from .shared_memory import open_shared
 from .transports import MANIFEST, broadcast, make_group
 
-# tensors of one bucket: what was sent, what arrived, and the checksums of the latter
+# one bucket: entries as sent, tensors as they arrived, and the checksums of those
 Arrival = tuple[list[Entry], list[torch.Tensor], list[str]]
 
 
 class WeightReceiver:
-    """Mixed into vLLM's worker by `worker_extension_cls`; every method is called through `collective_rpc`."""
+    """Added to vLLM's worker by `worker_extension_cls`; its methods are called through `collective_rpc`."""
 
     device: Any
     rank: int
@@ -43,7 +43,7 @@ class WeightReceiver:
         return {"version": getattr(self, "terrella_version", None), "rank": self.rank}
 
     def terrella_end_with(self, pid: str) -> None:
-        """Die with the trainer, which cannot end an engine of its own when it is killed."""
+        """Die with the trainer, which cannot end its own engine when it is killed."""
         end_with(int(pid))
 
     def terrella_load_disk(self, folder: str, version: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class WeightReceiver:
         return self._terrella_load(arriving(), int(version))
 
     def terrella_check_adapter(self, folder: str, version: str) -> dict[str, Any]:
-        """Compare an adapter's folder with its manifest; vLLM then loads it from there."""
+        """Verify an adapter's folder against its manifest; vLLM then loads it from there."""
         from safetensors import safe_open
 
         path = Path(folder)
@@ -88,7 +88,7 @@ class WeightReceiver:
     def terrella_join(
         self, host: str, port: str, first: str, world: str, backend: str, timeout_s: str
     ) -> dict[str, Any]:
-        """Enter the sender's process group; `first` is the group rank of this engine's first worker."""
+        """Join the sender's process group; `first` is the group rank of this engine's first worker."""
         from torch.distributed import TCPStore
 
         seconds = float(timeout_s)
@@ -112,7 +112,7 @@ class WeightReceiver:
         return self._terrella_load(arriving(), int(version))
 
     def terrella_join_all(self, addresses: str, first: str, world: str, backend: str, timeout_s: str) -> dict[str, Any]:
-        """Enter the process group of every sender."""
+        """Join the process group of every sender."""
         from torch.distributed import TCPStore
 
         seconds, self.terrella_senders = float(timeout_s), []
@@ -124,7 +124,7 @@ class WeightReceiver:
         return {"rank": self.rank}
 
     def terrella_receive_parts(self, prefix: str, version: str) -> dict[str, Any]:
-        """Take part in the broadcasts of all senders, a bucket of each in turn."""
+        """Take part in the broadcasts of all senders, one bucket of each in turn."""
         device = self.device if torch.device(self.device).type == "cuda" else torch.device("cpu")
 
         def arriving() -> Iterator[Arrival]:
@@ -158,9 +158,7 @@ class WeightReceiver:
         return entries, [view(flat, entry) for entry in entries], checksums(flat, entries)
 
     def _terrella_plan(self, entries: list[Entry]) -> Plan | None:
-        """How to copy straight into the parameters; None where vLLM reorders, cuts or quantises what a checkpoint
-        holds.
-        """
+        """How to copy directly into the parameters; None if vLLM reorders, cuts or quantises a checkpoint's tensors."""
         config = getattr(self, "vllm_config", None)
         if config is None or torch.device(self.device).type != "cuda":
             return None
@@ -196,15 +194,13 @@ class WeightReceiver:
             else:
                 self.model_runner.reload_weights(weights_iterator=joined(checked(), plan), is_checkpoint_format=False)
         self._terrella_tie()
-        damaged.extend(sorted(parts.waiting))  # not all parts came
+        damaged.extend(sorted(parts.waiting))  # some parts are missing
         if not damaged:
             self.terrella_version = version
         return {"version": self.terrella_version, "damaged": damaged, "tensors": tensors, "rank": self.rank}
 
     def _terrella_tie(self) -> None:
-        """A head that is the embedding anew: on a CPU vLLM keeps a packed copy of it, which a reload leaves as it
-        was.
-        """
+        """Set a tied head from the new embedding: on CPUs vLLM keeps a packed copy, which a reload does not update."""
         if torch.device(self.device).type != "cpu":
             return
         model = self.model_runner.get_model()

@@ -1,5 +1,5 @@
-"""Weights from the trainer's ranks as they hold them: each sends its parts to all workers over a group of its own, and
-the workers put them together. Nothing is gathered in the trainer, and experts go out from where they are.
+"""Sends weights from the trainer ranks as they hold them: each rank sends its parts to all workers over a group of its
+own, and the workers assemble them. Nothing is gathered in the trainer; experts are sent from the ranks that hold them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Parts = Iterable[tuple[str, torch.Tensor, Shard]]
 
 
 def own_parts(engine: Engine) -> Iterator[tuple[str, torch.Tensor, Shard]]:
-    """What this rank sends: its parts of the Hugging Face tensors, without what another rank sends as well, and without
+    """What this rank sends: its parts of the Hugging Face tensors, without duplicates of other ranks' parts and without
     value heads. Adapters cannot be merged part by part.
     """
     builder: Any = engine.build
@@ -56,7 +56,7 @@ def hf_parts(
         runs = [qkv_runs(*sizes, rank, shard.size) for rank in range(shard.size)]
         own = runs[shard.rank]
         pieces = list(zip(own, part.split([high - low for _, low, high in own]), strict=True))
-        for index, hf in enumerate(names):  # of ranks that share a key head not all hold rows of it
+        for index, hf in enumerate(names):  # not all ranks that share a key head hold rows of it
             holders = [rank for rank, found in enumerate(runs) if any(which == index for which, _, _ in found)]
             if shard.rank in holders:
                 rows = torch.cat([piece for (which, _, _), piece in pieces if which == index])
@@ -69,13 +69,13 @@ def hf_parts(
 
 
 class Assembly:
-    """The receiving side: parts wait until a tensor has all of them."""
+    """The receiving side: collects parts until a tensor is complete."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, dict[int, torch.Tensor]] = {}
 
     def add(self, name: str, tensor: torch.Tensor, place: dict[str, Any]) -> torch.Tensor | None:
-        """The whole tensor with its last part, else None."""
+        """The whole tensor once its last part is added, else None."""
         shard = Shard(**place)
         if shard.size == 1:
             return tensor
@@ -88,8 +88,8 @@ class Assembly:
 
 
 class ShardedTransport:
-    """Every trainer rank has one and calls `send` with what it holds; the main rank alone is given targets and speaks
-    to them. `gather` brings a value of every trainer rank to all of them.
+    """Every trainer rank has one and calls `send` with the parts it holds; only the main rank has targets and calls
+    them. `gather` returns every trainer rank's value, on all of them.
     """
 
     def __init__(
@@ -100,17 +100,17 @@ class ShardedTransport:
         self.group: Any = None
         self.connected = False
         self.sent = 0
-        self.bytes_sent = 0  # to each worker, by this rank
+        self.bytes_sent = 0  # sent to each worker by this rank
 
     def connect(self, sends: bool, targets: Sequence[Target], timeout_s: float) -> None:
-        """Build a group for each rank that sends: that rank, then every worker of every target. Collective."""
+        """Build a group for each sending rank: that rank, then every worker of every target. Collective."""
         workers: dict[str, int] = {}
         error, port = None, free_port() if sends else 0
         try:
             workers = {t.name: len(t.call("terrella_state", timeout_s=timeout_s)) for t in targets}
             if sends:
                 self.store = open_store(self.host, port, True, timedelta(seconds=timeout_s), wait=False)
-        except Exception as problem:  # the others must hear of it, or they wait
+        except Exception as problem:  # the others must learn of it, or they would wait
             error = f"{type(problem).__name__}: {problem}"
         per_rank = self.gather((error, sum(workers.values()), (self.host, port) if sends else None))
         if problems := [problem for problem, _, _ in per_rank if problem]:
@@ -175,5 +175,5 @@ class ShardedTransport:
         self.store.set(f"{prefix}/{count}", "{}")
 
     def close(self) -> None:
-        """Forget the groups, so that the next send builds new ones with the targets that live then."""
+        """Drop the groups, so that the next send builds new ones with the targets that are alive then."""
         self.group, self.store, self.connected = None, None, False

@@ -1,5 +1,5 @@
-"""A buffer that another process of this machine reads without a copy: CUDA IPC on a GPU, a nameless file in memory
-on CPU (Linux).
+"""A buffer that another process of this machine reads without a copy: CUDA IPC on a GPU, an anonymous memory file on
+CPU (Linux).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ...core.errors import ConfigError
 
 
 class Shared:
-    """The owner's side. The buffer must stay as it is until the reader is done; then `close`."""
+    """The owner's side. The buffer must not change until the reader is done; then call `close`."""
 
     def __init__(self, flat: torch.Tensor) -> None:
         self.flat: torch.Tensor | None = flat
         self.file = -1
         if not flat.is_cuda:
-            self.file = os.memfd_create("terrella")  # it has no name that could outlive this process
+            self.file = os.memfd_create("terrella")  # without a name that could outlive this process
             with open(self.file, "wb", closefd=False) as stream:
                 stream.write(flat.numpy().data)
 
@@ -42,18 +42,18 @@ class Shared:
         }
 
     def close(self) -> None:
-        """Let go of the buffer."""
+        """Release the buffer."""
         cuda = self.flat is not None and self.flat.is_cuda
         self.flat = None
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
         if cuda:
-            torch.cuda.ipc_collect()  # torch keeps a shared buffer until it has looked whether the reader let go
+            torch.cuda.ipc_collect()  # torch keeps a shared buffer until it has checked that the reader released it
 
 
 def open_shared(handle: dict[str, Any]) -> torch.Tensor:
-    """The reader's side: the same bytes, not a copy of them."""
+    """The reader's side: the same memory, not a copy."""
     size = handle["bytes"]
     if "path" in handle:
         return (

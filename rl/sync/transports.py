@@ -1,5 +1,5 @@
-"""How tensors travel: by disk, by broadcast (gloo or NCCL), through memory that two processes of one machine share, or
-by reference within one process. The receiving half is `receiver`."""
+"""How tensors are sent: by disk, by broadcast (gloo or NCCL), or through memory that two processes of one machine
+share. The receiving side is `receiver`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 
 
 class Target(Protocol):
-    """One rollout engine: calls a method of the receiver on all its workers and returns their answers."""
+    """One rollout engine: calls a receiver method on all its workers and returns their results."""
 
     @property
     def name(self) -> str: ...
@@ -34,11 +34,11 @@ class Target(Protocol):
     def call(self, method: str, *args: str, timeout_s: float) -> list[dict[str, Any]]: ...
 
     def accept(self, version: int | None, timeout_s: float) -> None:
-        """Serve this version from now on and forget cached prefixes; None: serve nothing until a version is whole."""
+        """Serve this version from now on and drop cached prefixes; None: serve nothing until a version is complete."""
         ...
 
     def load_adapter(self, folder: str, version: int, timeout_s: float) -> None:
-        """Serve a version as the adapter of this folder beside the weights that are there."""
+        """Serve a version as the adapter in this folder, on top of the loaded weights."""
         ...
 
 
@@ -56,7 +56,7 @@ def with_checksums(flat: torch.Tensor, entries: list[dict[str, Any]]) -> list[di
 
 
 def describe(name: str, tensor: torch.Tensor) -> dict[str, Any]:
-    """What a receiver must know, and check, of a tensor."""
+    """The description of a tensor that a receiver needs, with its checksum."""
     return {
         "name": name,
         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -66,7 +66,7 @@ def describe(name: str, tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def call_all(targets: Sequence[Target], method: str, *args: str, timeout_s: float) -> dict[str, list[dict[str, Any]]]:
-    """Call every target at once; a target that fails answers with its error."""
+    """Call all targets concurrently; the result of one that fails is its error."""
     answers: dict[str, list[dict[str, Any]]] = {}
 
     def one(target: Target) -> None:
@@ -86,8 +86,8 @@ def call_all(targets: Sequence[Target], method: str, *args: str, timeout_s: floa
 
 
 def keep_two(newest: Path) -> None:
-    """Drop all versions beside the newest but the one before it; those with higher numbers are of a start that was
-    killed and went further.
+    """Delete all versions except the newest and the one before it. Higher numbers come from a killed start that got
+    further.
     """
     prefix = newest.name.rpartition("-")[0]
     others = sorted(path for path in newest.parent.glob(f"{prefix}-*") if path != newest)
@@ -112,11 +112,11 @@ class DiskTransport:
     def load(
         self, path: Path, version: int, targets: Sequence[Target], timeout_s: float
     ) -> dict[str, list[dict[str, Any]]]:
-        """Have targets load a version that was written before."""
+        """Let targets load a version that was written earlier."""
         return call_all(targets, "terrella_load_disk", str(path), str(version), timeout_s=timeout_s)
 
     def path(self, version: int) -> Path:
-        """Where a version lies."""
+        """The folder of a version."""
         return self.folder / f"version-{version:08d}"
 
     def write(self, weights: Weights, version: int) -> Path:
@@ -134,7 +134,7 @@ class DiskTransport:
 
 
 class BroadcastTransport:
-    """From this process to all workers over one process group of its own: gloo between CPUs, NCCL between GPUs."""
+    """From this process to all workers over a separate process group: gloo between CPUs, NCCL between GPUs."""
 
     def __init__(
         self, backend: str = "gloo", host: str = "127.0.0.1", port: int = 0, bucket_bytes: int = 1 << 28
@@ -146,7 +146,7 @@ class BroadcastTransport:
         self.sent = 0
 
     def connect(self, targets: Sequence[Target], timeout_s: float) -> None:
-        """Build the group anew: this process is rank 0, then every worker of every target."""
+        """Build a new group: this process is rank 0, then come all workers of all targets."""
         workers = {t.name: len(t.call("terrella_state", timeout_s=timeout_s)) for t in targets}
         world = 1 + sum(workers.values())
         self.store = open_store(self.host, self.port, True, timedelta(seconds=timeout_s), wait=False)
@@ -196,18 +196,18 @@ class BroadcastTransport:
         return answers or {t.name: [{"error": f"no answer within {timeout_s:.0f} s"}] for t in targets}
 
     def close(self) -> None:
-        """Forget the group, so that the next send builds a new one with the targets that live then."""
+        """Drop the group, so that the next send builds a new one with the targets that are alive then."""
         self.group, self.store, self.port = None, None, free_port()
 
 
 class IpcTransport:
-    """To processes that share this one's memory: the same GPU (CUDA IPC) or, on CPU, the same machine. Tensors are
-    packed into a few buffers and one handle for each buffer travels. For the time of a sync that takes as much memory
-    as the weights do."""
+    """To processes that can map this one's memory: the same GPU (CUDA IPC) or, on CPU, the same machine. Tensors are
+    packed into a few buffers, and one handle per buffer is sent. During a sync this needs as much extra memory as the
+    weights."""
 
     def __init__(self, bucket_bytes: int = 1 << 30) -> None:
         self.bucket_bytes = bucket_bytes
-        self.took: dict[str, float] = {}  # seconds of the last send's parts
+        self.took: dict[str, float] = {}  # seconds of the phases of the last send
 
     def send(
         self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float
@@ -218,7 +218,7 @@ class IpcTransport:
             described = []
             for bucket in buckets(weights, self.bucket_bytes):
                 flat, entries = flatten(bucket)
-                # the checksums wait for the device: the other process cannot read before the buffer is filled
+                # computing checksums waits for the device, so the buffer is filled before the other process reads it
                 described.append({"tensors": with_checksums(flat, entries)})
                 shared.append(Shared(flat))
                 described[-1]["handle"] = shared[-1].handle()
@@ -234,7 +234,7 @@ class IpcTransport:
 
 
 def buckets(weights: Weights, limit: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Tensors in runs of at most `limit` bytes, a larger one alone."""
+    """Group tensors into buckets of at most `limit` bytes; a larger tensor gets its own."""
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, tensor in weights:
@@ -249,7 +249,7 @@ def buckets(weights: Weights, limit: int) -> Iterator[list[tuple[str, torch.Tens
 
 
 def make_group(store: dist.Store, rank: int, world: int, backend: str, timeout_s: float) -> Any:
-    """A process group that touches neither process's default one."""
+    """A process group separate from the default ones of both sides."""
     timeout = timedelta(seconds=timeout_s)
     named = dist.PrefixStore("weights", store)
     if backend == "gloo":
@@ -260,7 +260,7 @@ def make_group(store: dist.Store, rank: int, world: int, backend: str, timeout_s
 
 
 def broadcast(group: Any, flat: torch.Tensor, timeout_s: float) -> None:
-    """From rank 0 to all, finished when this returns."""
+    """Broadcast from rank 0, finished on return."""
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
     group.broadcast([flat], options).wait(timedelta(seconds=timeout_s))
