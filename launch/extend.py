@@ -1,7 +1,6 @@
-"""`terrella train RECIPE --steps N` on a run that has finished, or has not: it goes on from its last checkpoint to step
-N.
+"""`terrella train RECIPE --steps N` on a finished or unfinished run: it continues from its last checkpoint to step N.
 
-Stages that rest on an extended one run again; what they had written is moved to RUN/set-aside, not deleted.
+Stages that depend on an extended one run again; their old results are moved to RUN/set-aside, not deleted.
 """
 
 from __future__ import annotations
@@ -52,19 +51,19 @@ def with_steps(config: Recipe, asked: tuple[str, ...]) -> Recipe:
 
 
 def _epochs(stage: Any) -> bool:
-    """Whether a stage that can count steps counts epochs."""
+    """Whether a stage that could be bounded by steps is bounded by epochs."""
     return hasattr(stage, "steps") and getattr(stage, "epochs", None) is not None
 
 
 def _freed(stage: Any) -> dict[str, None]:
-    """What no longer ends a stage whose steps are given: a budget of actions, or epochs."""
+    """Settings that no longer end a stage whose steps are given: a budget of actions, or epochs."""
     ends = (("actions", getattr(stage, "actions", None) is not None), ("epochs", _epochs(stage)))
     return {name: None for name, given in ends if given}
 
 
 def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
-    """Make the run at `folder` ready to go on under more steps; returns the stages that will go on. A new run is
-    left alone.
+    """Prepare the run at `folder` to continue with more steps; returns the stages that will continue. A new run is left
+    alone.
     """
     stored = folder / "config.yaml"
     if not stored.exists():
@@ -104,7 +103,7 @@ def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
         beyond = [folder / "summary.json", folder / "report.html"]
         for name in longer:
             beyond += [folder / "stages" / f"{name}.{kind}" for kind in ("json", "sums")]
-        for name in _resting_on(old, longer):
+        for name in _dependents(old, longer):
             beyond += left_by(folder, name, [stage.name for stage in old.stages])
         set_aside(folder, beyond)
         write_atomic(stored, f"# digest: {schema.digest(config)}\n{schema.dump(config)}")
@@ -114,7 +113,7 @@ def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
 
 
 def _require_same_files(config: Recipe, folder: Path) -> None:
-    """What the workers would refuse once the results had been moved: rows, rewards and code that have changed."""
+    """Refuse changed rows, rewards and code now, before results are moved."""
     from .stages.verbs import environments_of, require_same_files
 
     for own in named_in(config):
@@ -124,7 +123,7 @@ def _require_same_files(config: Recipe, folder: Path) -> None:
             require_same_files(settings, Run(folder, ""))
 
 
-def _resting_on(config: Recipe, roots: list[str]) -> list[str]:
+def _dependents(config: Recipe, roots: list[str]) -> list[str]:
     """The stages that use the outcome of a root, directly or through others, the roots left out."""
     found = set(roots)
     for stage in config.stages:
@@ -140,7 +139,6 @@ def explain(folder: Path, names: list[str]) -> str:
         for s in yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["stages"]
     }
     targets = ", ".join(f"{name} to step {steps[name]}" for name in names)
-    kept = (
-        f"; what rests on it runs again, its old results are in {folder / ASIDE}" if (folder / ASIDE).exists() else ""
-    )
+    aside = folder / ASIDE
+    kept = f"; dependent stages run again, their old results are in {aside}" if aside.exists() else ""
     return f"{folder}: going on with {targets}{kept}"

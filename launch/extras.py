@@ -1,4 +1,4 @@
-"""Packages of extras that a recipe needs, asked for before anything starts."""
+"""Checks, before anything starts, that the optional packages a recipe needs are installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .settings.base import sampler_of
 
 
 def require_packages(recipe: Recipe) -> None:
-    """Refuse, with the pip line, a recipe whose packages are not installed."""
+    """Refuse a recipe whose packages are not installed, with the pip command that installs them."""
     for package, where in needed(recipe).items():
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"{where}: {missing_extra(ImportError(name=package))}")

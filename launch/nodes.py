@@ -1,10 +1,10 @@
-"""Several machines in one run: every node starts a launcher, the first holds the lease, and none starts before all fit
-together.
+"""Several machines in one run: every node starts a launcher, the first one holds the lease, and none starts before all
+are compatible.
 
-The first node listens at the coordinator's address. Each other node says who it is (host, versions, settings, clock,
-GPUs); when all have come and agree they get the lease's token and the port where the ranks meet, else the reason why
-not. Both sides sign what they say with the run's secret (core/secret.py), a file of the run directory that they share;
-a stranger is not heard.
+The first node listens at the coordinator's address. Each other node introduces itself (host, versions, settings, clock,
+GPUs). Once all have arrived and agree they get the lease's token and the rendezvous port of the ranks, otherwise the
+reason for the refusal. Both sides sign their messages with the run's secret (core/secret.py), a file in the shared run
+directory; callers without it are ignored.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ..core.secret import sign, signed
 
 GATHER_S = 300.0
 CLOCK_SKEW_S = 5.0
-DOUBTS = 3  # how often a clock must seem wrong before it is called so
+DOUBTS = 3  # how often a clock must seem wrong before it is refused
 HEAR_S = 10.0  # for a caller to introduce itself
-AT_ONCE = 256  # callers that are heard at a time
+AT_ONCE = 256  # callers handled at a time
 LINE_BYTES = 1 << 20
-SHARED_S = 30.0  # until a lease written on one node is seen on another; network file systems cache
+SHARED_S = 30.0  # until a lease written on one node is visible on another; network file systems cache
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Place:
 
 
 def introduce(place: Place, digest: str) -> dict[str, Any]:
-    """What the first node must know of another before it lets it in."""
+    """What a node tells the first node about itself."""
     return {
         "node": place.node,
         "host": socket.gethostname(),
@@ -98,7 +98,7 @@ def count_gpus() -> int:
 
 
 def disagreement(first: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """Why two nodes must not train together, or None."""
+    """Why two nodes cannot train together, or None."""
     who = f"node {other['node']} ({other['host']})"
     if other["digest"] != first["digest"]:
         return (
@@ -125,8 +125,8 @@ def disagreement(first: dict[str, Any], other: dict[str, Any]) -> str | None:
 def gather(
     place: Place, me: dict[str, Any], reply: dict[str, Any], secret: bytes, timeout_s: float = GATHER_S
 ) -> list[dict[str, Any]]:
-    """On the first node: wait for all others, compare them, and let them in or say why not. Who does not know the
-    secret is not heard.
+    """On the first node: wait for all others, compare them, and admit them or tell them why not. Callers without the
+    secret are ignored.
     """
     deadline = time.monotonic() + timeout_s
     waiting: dict[int, tuple[dict[str, Any], str, socket.socket]] = {}
@@ -142,7 +142,7 @@ def gather(
                 raise DeadlineError(
                     f"nodes {missing} of {place.nodes} did not call {place.coordinator} within {timeout_s:.0f} s{wrong}"
                 )
-            with contextlib.suppress(OSError):  # a timeout, or a caller who left at once
+            with contextlib.suppress(OSError):  # a timeout, or a caller that left at once
                 caller, _ = server.accept()
                 if talking < AT_ONCE:
                     talking += 1
@@ -158,12 +158,12 @@ def gather(
                 hello, nonce, caller = call
                 if abs(hello["time"] - hello["heard"]) > CLOCK_SKEW_S and doubts.count(hello["node"]) < DOUBTS:
                     doubts.append(hello["node"])
-                    # it calls again: a busy machine is slow to send or to hear, a wrong clock stays wrong
+                    # it calls again: a busy machine may just be slow, a wrong clock stays wrong
                     caller.close()
                     continue
                 waiting[hello["node"]] = hello, nonce, caller
     for _, _, caller in [*waiting.values()][:1]:
-        me["address"] = caller.getsockname()[0]  # where the others reach this node; its own name may mean loopback here
+        me["address"] = caller.getsockname()[0]  # its own host name may resolve to loopback here
     problem = next(filter(None, (disagreement(me, hello) for hello, _, _ in waiting.values())), None)
     answer = json.dumps({"error": problem} if problem else reply)
     for _, nonce, caller in waiting.values():
@@ -177,7 +177,7 @@ def gather(
 
 
 def _listen(place: Place) -> socket.socket:
-    """At the coordinator's address alone, unless its name means another address here than on the other nodes."""
+    """Listen at the coordinator's address only, unless its name resolves differently here than on the other nodes."""
     try:
         address = socket.gethostbyname(place.host)
         everywhere = is_loopback(address) and not is_loopback(place.host)
@@ -189,7 +189,7 @@ def _listen(place: Place) -> socket.socket:
 
 
 def _hear(caller: socket.socket, secret: bytes, nodes: int, heard: queue.SimpleQueue) -> None:
-    """One caller's introduction, checked; None for a stranger."""
+    """Read and check one caller's introduction; None if it does not know the secret."""
     try:
         caller.settimeout(HEAR_S)
         nonce = secrets.token_hex(16)
@@ -209,7 +209,7 @@ def _hear(caller: socket.socket, secret: bytes, nodes: int, heard: queue.SimpleQ
 
 
 def join(place: Place, me: dict[str, Any], secret: bytes, timeout_s: float = GATHER_S) -> dict[str, Any]:
-    """On every other node: present oneself to the first and wait for its answer."""
+    """On every other node: introduce this node to the first one and wait for its answer."""
     deadline = time.monotonic() + timeout_s
     last = "nothing listens there"
     while time.monotonic() < deadline:
@@ -233,8 +233,8 @@ def join(place: Place, me: dict[str, Any], secret: bytes, timeout_s: float = GAT
 
 
 def choose_interface(address: str) -> str:
-    """Let gloo use the network interface over which the nodes met, unless GLOO_SOCKET_IFNAME names one (`launch
-    --interface`). Returns what was chosen, for a person.
+    """Let gloo use the network interface over which the nodes are connected, unless GLOO_SOCKET_IFNAME names one
+    (`launch --interface`). Returns the choice, as text for the user.
     """
     cards = psutil.net_if_addrs()
     found = next((name for name, known in cards.items() if address in {entry.address for entry in known}), None)
@@ -247,7 +247,7 @@ def choose_interface(address: str) -> str:
 def require_shared(
     folder: Path, token: str, wait_s: float = SHARED_S, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """The lease that the first node holds must be visible here too, or the run directory is not shared."""
+    """Check that the first node's lease is visible here: otherwise the run directory is not shared."""
     deadline = time.monotonic() + wait_s
     while not leases.holds(folder, token):
         if time.monotonic() > deadline:
@@ -259,12 +259,12 @@ def require_shared(
 
 
 def _line(connection: socket.socket, timeout_s: float) -> str:
-    """One line, whole within the time and not endless."""
+    """Read one line, bounded in time and length."""
     deadline, data = time.monotonic() + timeout_s, b""
     while not data.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or len(data) > LINE_BYTES:
-            raise OSError("the other side sent no whole line")
+            raise OSError("the other side sent no complete line")
         connection.settimeout(left)
         part = connection.recv(65536)
         if not part:

@@ -1,8 +1,7 @@
-"""A run on a Ray cluster: Ray finds the machines and tells when one is lost; the run itself is the one that `terrella
-train` starts.
+"""A run on a Ray cluster: Ray finds machines and detects lost ones; the run itself is what `terrella train` starts.
 
-Trainer machines and sampler hosts are actors. When a machine is lost all are placed anew on what is left, and the run
-goes on from its last checkpoint: the lease fences whatever still lives of the start before.
+Trainer machines and sampler hosts are actors. If a machine is lost, all are placed again on the remaining ones, and the
+run continues from its last checkpoint; the lease fences off any processes left of the earlier start.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ if TYPE_CHECKING:
 
 POLL_S, ANSWER_S, START_S = 0.5, 60.0, 300.0
 LASTING = (ConfigError, StorageError, LeaseError, NumericsError, ProgramError)  # as in templates/job.sh
-FINAL = (0, STOPPED, *(error.exit_code for error in LASTING))  # exit codes that another start would not change
-# of a start around Ray, such as the cluster job that started its daemons; this one has its own
+FINAL = (0, STOPPED, *(error.exit_code for error in LASTING))  # exit codes after which another start would not help
+# set by a job around Ray, such as the one that started its daemons; this run has its own
 OUTER = ("TERRELLA_COORDINATOR", "TERRELLA_NODES", "TERRELLA_NODE_RANK", "SLURM_NODEID", VARIABLE)
 OUTER += (LEASE_VARIABLE, PARENT_VARIABLE)
 
 
 class Launcher:
-    """What the actor on a machine holds: one process of ours, which dies with the actor."""
+    """Runs in the actor on a machine: holds one process of ours, which dies with the actor."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.log: IO[bytes] | None = None
 
     def address(self) -> str:
-        """Where the other machines find this one."""
+        """The address at which other machines reach this one."""
         return f"{socket.gethostname()}:{free_port()}"
 
     def start(self, words: list[str], environment: dict[str, str], log: str) -> None:
@@ -75,7 +74,7 @@ class Launcher:
 
 @dataclass(frozen=True)
 class RayJob:
-    """What is to run: the words after `terrella`, the run directory, and how many machines of each kind."""
+    """What to run: the arguments of `terrella`, the run directory, and the number of machines of each kind."""
 
     words: tuple[str, ...]
     run: Path
@@ -84,9 +83,7 @@ class RayJob:
 
 
 def run_on_ray(job: RayJob, say: Callable[[str], None]) -> int:
-    """Run to the end, starting again after a lost machine or a crash; returns 0 or STOPPED, raises what a person
-    must see.
-    """
+    """Run to the end, starting again after a lost machine or a crash; returns 0 or STOPPED, raises other errors."""
     from ..rl.ray_pool import connect
 
     gpus = connect()
@@ -102,7 +99,7 @@ def run_on_ray(job: RayJob, say: Callable[[str], None]) -> int:
             except WorkerError as error:
                 if start == RESTARTS:
                     raise
-                say(f"ray: {error}; placing the run anew ({start + 1} of {RESTARTS})")
+                say(f"ray: {error}; placing the run again ({start + 1} of {RESTARTS})")
                 continue
             if code in (0, STOPPED):
                 return code
@@ -118,7 +115,7 @@ def run_on_ray(job: RayJob, say: Callable[[str], None]) -> int:
 
 
 def _one_start(job: RayJob, start: int, gpus: float, asked: list[int], say: Callable[[str], None]) -> int:
-    """Place all machines together, so that Ray spreads them, start their processes and follow them."""
+    """Place all machines at once, so that Ray spreads them, start their processes and follow them."""
     from ..rl.ray_pool import Actors
 
     logs, folder = job.run.absolute() / "logs", job.run.absolute() / "samplers" / f"ray-{uuid.uuid4().hex[:8]}"
@@ -148,7 +145,7 @@ def _one_start(job: RayJob, start: int, gpus: float, asked: list[int], say: Call
 
 
 def _follow(job: RayJob, machines: Actors, asked: list[int]) -> int:
-    """Until all trainer processes have ended. A lost machine, an ended sampler host and a crash are WorkerErrors."""
+    """Wait until all trainer processes have ended. A lost machine, a dead sampler host and a crash are WorkerErrors."""
     forwarded, every = 0, [()] * len(machines.actors)
     while True:
         if len(asked) > forwarded:
@@ -167,7 +164,7 @@ def _follow(job: RayJob, machines: Actors, asked: list[int]) -> int:
 
 
 def main() -> None:
-    """Run `terrella` with the words after the parent's process id, and die with that parent."""
+    """Run `terrella` with the arguments after the parent's process id, and die with that parent."""
     from ..core.process import die_with_parent
     from .cli import main as terrella
 

@@ -1,4 +1,4 @@
-"""The recipe: what a person runs. A YAML file resolved into these dataclasses; importable without torch."""
+"""The recipe: a YAML file resolved into these dataclasses. Importable without torch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ RENAMED = {
     "language-data": "collect",
     "video-data": "collect",
     "video-tokens": "collect",
-}  # kinds of stages that earlier releases had, and what they are now
+}  # stage kinds of earlier releases, and what replaced them
 MOVED = {
     "text-game-data": "text-game whose data",
     "web-page-data": "web-page whose data",
@@ -57,7 +57,7 @@ MOVED = {
     "language-data": "text-game or web-page whose data",
     "video-data": "video whose episodes",
     "video-tokens": "video whose data",
-}  # of these, the kinds of environments that have their settings now, and the setting that names the stage
+}  # for these, the environment kinds that now have their settings, and the setting that names the stage
 Stage = VerbStage | WebStage | VideoStage | Export
 LEAVING_MODELS = Start | Tune | Reinforce | OwnStage | WebOrm | WebCritic | WebActor
 
@@ -66,23 +66,23 @@ LEAVING_MODELS = Start | Tune | Reinforce | OwnStage | WebOrm | WebCritic | WebA
 class Recipe:
     """All settings of a run."""
 
-    name: str  # of the recipe, in reports and the default run folder
-    model: NamedModel  # sizes of the model, or the folder that has them
-    stages: list[Stage]  # what is done, in this order
+    name: str  # of the recipe; used in reports and for the default run folder
+    model: NamedModel  # sizes of the model, or the folder that they are read from
+    stages: list[Stage]  # the stages, in order
     env: EnvironmentSettings | None = None  # what the stages collect, sft, rl and eval train and evaluate on
-    seed: int = 0  # of all randomness
+    seed: int = 0  # seed of all randomness
     ranks: int = 1  # processes in all; on several nodes each starts an equal part
     parallel: ParallelConfig = field(default_factory=ParallelConfig)  # how the model is spread over ranks
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)  # number types and whose layers compute
     # copies of metrics; the first two show rollouts and results too
     sinks: list[SinkName] = field(default_factory=list)
 
-    # that earlier releases had; with these values they say nothing
+    # removed settings, with the values at which they had no effect
     earlier_defaults: ClassVar[dict[str, Any]] = {"world": "language", "video": None}
 
     def __post_init__(self) -> None:
         positive(self, "ranks")
-        object.__setattr__(self, "stages", expand(self.stages, self.env))  # a block of phases becomes its stages, once
+        object.__setattr__(self, "stages", expand(self.stages, self.env))  # expands blocks of phases, once
         layout = getattr(self.env, "layout", None)
         if layout is not None and layout.total > self.model.max_positions:
             raise ValueError(
@@ -91,7 +91,7 @@ class Recipe:
         if any(isinstance(stage, Export) for stage in self.stages):
             try:
                 write_hf_config(self.model.sizes, "float32")
-            except ConfigError as error:  # before the training, not behind it
+            except ConfigError as error:  # now rather than after the training
                 raise ValueError(str(error)) from error
         _require_file_name("name", self.name)
         names: list[str] = []
@@ -138,13 +138,13 @@ class Recipe:
 
 
 def _has_start(recipe: Recipe, stage: Tune) -> bool:
-    """Whether the recipe has a start that the stage's model can begin from: one with the tokenizer of its lessons."""
+    """Whether the recipe has a start stage with the tokenizer of this stage's lessons, to begin from."""
     own = getattr(stage.env or recipe.env, "own_tokenizer", False)
     return not own and any(isinstance(other, Start) for other in recipe.stages)
 
 
 def _require_models(stage: Any, env: Any, untrained: list[Any]) -> None:
-    """Refuse a stage that would start from, ask or evaluate the model of one that leaves none."""
+    """Refuse a stage that starts from, asks or evaluates the model of a stage that leaves none."""
     asked = {f"env.{key}": [getattr(env, key)] for key in getattr(env, "models", ())} if hasattr(stage, "env") else {}
     asked |= {key: [getattr(stage, key, None)] for key in ("init", "model", "actor", "orm", "resume")}
     asked["models"] = getattr(stage, "evaluated", getattr(stage, "models", []))
@@ -158,7 +158,7 @@ def _require_models(stage: Any, env: Any, untrained: list[Any]) -> None:
 
 
 def _require_makers(stage: Any, env: Any, makers: dict[str, Any]) -> None:
-    """Refuse an environment of data that no stage makes, or makes by other settings."""
+    """Refuse an environment whose data no stage makes, or a stage makes with other settings."""
     for source, name in sources(env).items():
         maker = makers.get(name)
         for key in getattr(env, "making", ()):
@@ -178,7 +178,7 @@ def _require_makers(stage: Any, env: Any, makers: dict[str, Any]) -> None:
 
 
 def _require_file_name(key: str, name: str) -> None:
-    """Folders and files are called after runs and stages."""
+    """Refuse a name that cannot be a file name: folders and files are named after runs and stages."""
     if not re.fullmatch(r"\w[\w.+-]{0,99}", name):
         raise ValueError(
             f"{key}: the name {name[:100]!r} must be a file name: letters, digits and . _ + - only, at most 100, no "
@@ -190,7 +190,7 @@ def settings_tree(name: str) -> schema.Located:
     """The settings of a recipe as its files have them."""
     tree = tree_of(find(name))
     if isinstance(tree.value, dict):
-        tree.value.pop("envs", None)  # of a method's file that was named by its path
+        tree.value.pop("envs", None)  # section of a method's file that was given by path
     return tree
 
 
@@ -206,7 +206,7 @@ def load(name: str, overrides: tuple[str, ...] = ()) -> Recipe:
 
 
 def _sections(node: schema.Located, key: str) -> list[schema.Located]:
-    """The sections of a list under a key; what has another shape is refused by name later."""
+    """The sections of a list under a key; other shapes are refused later, where the error can name them."""
     items = node.value.get(key) if isinstance(node.value, dict) else None
     return (
         [item for item in items.value if isinstance(item.value, dict)]
@@ -216,8 +216,8 @@ def _sections(node: schema.Located, key: str) -> list[schema.Located]:
 
 
 def _lay_over_environment(tree: schema.Located) -> None:
-    """A stage's env without a kind is the recipe's with some settings changed, or that of the stage that makes its
-    data; so is that of an arm of an evaluation.
+    """Complete a stage's env that has no kind: it changes settings of the recipe's env, or of the env of the stage that
+    makes its data. The same applies to an arm of an evaluation.
     """
     whole = tree.value.get("env") if isinstance(tree.value, dict) else None
     makers: dict[str, schema.Located] = {}
@@ -235,7 +235,7 @@ def _lay_over_environment(tree: schema.Located) -> None:
 
 
 def refuse_old_kinds(tree: schema.Located) -> None:
-    """Name the new word for a kind of stage that earlier releases had."""
+    """Refuse stage kinds of earlier releases, naming their replacement."""
     for stage in _sections(tree, "stages"):
         kind = stage.value.get("kind")
         if kind is not None and isinstance(kind.value, str) and kind.value in RENAMED:
@@ -255,7 +255,7 @@ def refuse_old_kinds(tree: schema.Located) -> None:
 
 
 def has_environment(name: str) -> bool:
-    """Whether a recipe has a section `env`, which a user's own data, reward or environment can take the place of."""
+    """Whether a recipe has a section `env`, which a user's own data, reward or environment can replace."""
     tree = settings_tree(name)
     env = tree.value.get("env") if isinstance(tree.value, dict) else None
     kind = env.value.get("kind") if env is not None and isinstance(env.value, dict) else None

@@ -1,4 +1,4 @@
-"""Where recipes lie: by path, or by the name of one that ships.
+"""Finds recipes: by path, or by the name of one that ships.
 
 A method that comes in several sizes is a folder, `recipes/METHOD/SIZE.yaml` or `recipes/METHOD/ENV-SIZE.yaml`. The
 section `envs` of a file says what each of its environments changes; the recipe is then called METHOD-ENV-SIZE, e.g.
@@ -16,21 +16,21 @@ from ..core.errors import ConfigError, did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
 PARTS = "parts"  # the folder of what several recipes share
-USUAL = ("paper", "gpu", "tiny")  # the size that is meant where none is named: the first of these that there is
-MOST_FILES = 50  # that one recipe may be made of
+USUAL = ("paper", "gpu", "tiny")  # default sizes, in order of preference
+MOST_FILES = 50  # files that one recipe may be built from
 
 
 @dataclass(frozen=True)
 class Place:
-    """A recipe's file, and the section of its `envs` that is laid over it."""
+    """A recipe's file, and the section of its `envs` that is merged over it."""
 
     path: Path
     env: str | None = None
-    name: str | None = None  # of a recipe whose file holds several
+    name: str | None = None  # set if the file holds several recipes
 
     @property
     def source(self) -> str:
-        """The file as errors name it."""
+        """The file, as named in errors."""
         return f"recipe {self.path.relative_to(RECIPES)}" if RECIPES in self.path.parents else str(self.path)
 
 
@@ -56,7 +56,7 @@ def _recipes_in(path: Path) -> dict[str, Place]:
     tree = tree_of(Place(path)).value
     if "envs" not in tree or tree["envs"].value is None:
         return {tree["name"].value: Place(path)}
-    size = "" if path.stem == "paper" else f"-{path.stem}"  # names at a paper's size are without it
+    size = "" if path.stem == "paper" else f"-{path.stem}"  # names of the paper's size omit it
     names = {f"{path.parent.name}-{env}{size}": env for env in tree["envs"].value}
     return {name: Place(path, env, name) for name, env in names.items()}
 
@@ -67,9 +67,7 @@ def shipped() -> dict[str, Place]:
 
 
 def find(name: str) -> Place:
-    """A recipe by path, or by the name of one that ships with the project; the name of a method means the usual one
-    of its recipes.
-    """
+    """A recipe by path, or by the name of one that ships; the name of a method alone means its default recipe."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
@@ -88,20 +86,18 @@ def find(name: str) -> Place:
 
 
 def run_folder(recipe: str, name: str) -> Path:
-    """Where a run of a recipe of this name lies unless it is said: under runs, or where the recipe is a run's own
-    config.yaml in that run.
-    """
+    """The default run directory for a recipe: under runs/, or, if the recipe is a run's own config.yaml, that run."""
     path = Path(recipe)
     return path.parent if path.name == "config.yaml" and (path.parent / "lease.json").is_file() else Path("runs") / name
 
 
 def comes_in_several(recipe: str) -> bool:
-    """Whether this is a method with recipes of several sizes or environments."""
+    """Whether this is a method that has recipes for several sizes or environments."""
     return recipe != PARTS and "/" not in recipe and (RECIPES / recipe).is_dir()
 
 
 def chosen(recipe: str, size: str | None, env: str | None) -> str:
-    """The name of a method's recipe for `--size` and `--env`; what is not named is as usual."""
+    """The name of a method's recipe for `--size` and `--env`; either may be left out."""
     if size is None and env is None:
         return recipe
     known = recipes_of(recipe) if recipe in methods() else {}
@@ -120,14 +116,14 @@ def _fits(place: Place, size: str | None, env: str | None) -> bool:
 
 
 def _usual(recipes: dict[str, Place]) -> str:
-    """The one that is meant where no size is named."""
+    """The default recipe among several."""
     sizes = {name: place.path.stem.rpartition("-")[2] for name, place in recipes.items()}
     return next((name for size in USUAL for name in recipes if sizes[name] == size), next(iter(recipes)))
 
 
 def tree_of(place: Place) -> schema.Located:
-    """A recipe's settings: its file laid over those that its key `base` names, recipes or parts of one under
-    recipes/parts.
+    """A recipe's settings: its file merged over those that its key `base` names (recipes, or parts under
+    recipes/parts).
     """
     return _tree(place, (), [])
 
@@ -136,7 +132,7 @@ def _tree(place: Place, inside: tuple[Path, ...], loaded: list[Path]) -> schema.
     path = place.path
     loaded.append(path)
     if len(loaded) > MOST_FILES:
-        raise ConfigError(f"{path}: the recipe's bases and theirs are more than {MOST_FILES} files")
+        raise ConfigError(f"{path}: the recipe and its bases are more than {MOST_FILES} files")
     if path in inside:
         raise ConfigError(f"{path}: is its own base, through {' and '.join(p.name for p in inside)}")
     tree = schema.read_yaml(path, place.source)

@@ -1,5 +1,5 @@
-"""What a recipe may do otherwise than its author thinks, though nothing forbids it: `terrella check` and the start of a
-run say it. Importable without torch.
+"""Warnings about recipes that are valid but may not do what their author expects; shown by `terrella check` and at the
+start of a run. Importable without torch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .recipe import Recipe
 from .settings.verbs import Arm, Collect, Reinforce, Score
 from .settings.video import VideoReal2Sim, VideoTokenizerTraining
 
-# settings of environments that decide what an episode scores, whoever plays it; others are how a model is asked, or are
-# read in training alone
+# settings of environments that decide the score of an episode, whoever plays it; the others concern how a model is
+# asked, or training alone
 SCORING = (
     *("max_turns", "actions_per_turn", "format_penalty", "observation_reward", "prediction_reward", "config"),
     *("reward", "answer", "mode", "steps", "walk", "path", "args", "horizon", "metrics", "runs"),
@@ -26,7 +26,7 @@ SCORING = (
 
 
 def find_warnings(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Each with the setting that it is about."""
+    """All warnings; each names its setting."""
     for stage in recipe.stages:
         if isinstance(stage, Score):
             yield from _judged_otherwise(stage, recipe)
@@ -36,7 +36,7 @@ def find_warnings(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def met_by(arm: Arm, stage: Score, recipe: Recipe) -> EnvironmentSettings | None:
-    """The environment in which an arm's model meets the tasks of an evaluation: the arm's own, else that of the stage
+    """The environment in which an arm's model plays the tasks of an evaluation: the arm's own, else that of the stage
     that trained it or collected its lessons, else the evaluation's.
     """
     stages: dict[str, Any] = {other.name: other for other in recipe.stages}
@@ -45,8 +45,8 @@ def met_by(arm: Arm, stage: Score, recipe: Recipe) -> EnvironmentSettings | None
 
 
 def require_clear(stage: Score, recipe: Recipe) -> None:
-    """Refuse arms of which nobody can say in which environment they are meant: the evaluation has one of its own, and
-    the stage that trained the model another; or both are of different kinds.
+    """Refuse arms whose environment is ambiguous: the evaluation has its own, and it differs from that of the stage
+    that trained the model, or is of another kind.
     """
     for arm in stage.arms:
         own, asked = met_by(arm, stage, recipe), stage.env or recipe.env
@@ -96,7 +96,7 @@ def _without_effect(stage: Any) -> Iterator[tuple[str, str]]:
 
 
 def _trained_on_held_out(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Stages that play seeds of worlds that an evaluation, or the validation of an RL stage, holds out."""
+    """Warn about stages that play world seeds which an evaluation, or the validation of an RL stage, holds out."""
     asked: list[tuple[str, Any, int]] = []
     played: list[tuple[str, Any, int]] = []
     for stage in recipe.stages:
@@ -122,7 +122,7 @@ def _trained_on_held_out(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _far_from_context(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Stages that show a compressive tokenizer frames farther from their context, or nearer, than it was trained on."""
+    """Warn about stages that use a compressive tokenizer at distances from the context frame it was not trained on."""
     env = recipe.env
     if not isinstance(env, VideoEnvironment) or env.tokenizer.kind != "compressive":
         return
@@ -145,7 +145,7 @@ def _far_from_context(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _runs(numbers: list[int]) -> str:
-    """Rising numbers in words, such as 0 and 16 to 23."""
+    """Increasing numbers in words, such as 0 and 16 to 23."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""`--back-to STAGE[:STEP]`: a run goes on from an earlier place. What lies beyond is moved aside, never deleted."""
+"""`--back-to STAGE[:STEP]`: a run continues from an earlier point. Later results are moved aside, never deleted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ..core.run import Run, set_aside
 
 
 def back_to(run: Run, names: Sequence[str], target: str) -> Path | None:
-    """Undo the stage's end, its checkpoints after STEP, and the stages behind it; returns where they lie now, None if
-    there was nothing.
+    """Undo the stage's end, its checkpoints after STEP, and all later stages; returns the folder that they were moved
+    to, None if there was nothing.
 
-    Without STEP the stage goes on from its newest whole checkpoint; with 0, or without any checkpoint, it begins anew.
+    Without STEP the stage continues from its newest complete checkpoint; with 0, or without a checkpoint, it starts
+    over.
     """
     stage, _, number = target.partition(":")
     if stage not in names:
@@ -41,7 +42,7 @@ def back_to(run: Run, names: Sequence[str], target: str) -> Path | None:
 
 
 def left_by(run: Path, stage: str, names: Sequence[str]) -> list[Path]:
-    """Where the files are that a stage, one of `names`, may have left: outcome, data, checkpoints, tables, samples."""
+    """The files that a stage, one of `names`, may have left: outcome, data, checkpoints, tables, samples."""
     tables = [path for folder in ("results", "rollouts") for path in (run / folder).glob(f"{stage}*.json*")]
     return [
         *(run / "stages" / f"{stage}{kind}" for kind in (".json", ".sums", "")),
@@ -51,5 +52,5 @@ def left_by(run: Path, stage: str, names: Sequence[str]) -> list[Path]:
 
 
 def _writer(stem: str, names: Sequence[str]) -> str | None:
-    """The stage that wrote a table or a sample: eval-base-reward is of the stage eval-base, if there is one."""
+    """The stage that wrote a table or a sample: eval-base-reward belongs to stage eval-base, if that exists."""
     return max((name for name in names if f"{stem}-".startswith(f"{name}-")), key=len, default=None)

@@ -1,9 +1,8 @@
-"""Which rank holds the others up, found while the run goes on. Nothing is sent that was not sent anyway: the numbers
-ride on the gather at the end of every step.
+"""Finds ranks that slow the others down, during the run. It needs no extra communication: the numbers are sent with the
+gather at the end of every step.
 
-A rank that waits least has worked most: what counts is the time between two ends of step without the waits for others.
-Training itself waits inside its own collectives, where Python cannot look; a small timed product every `PROBE_EVERY`
-steps covers that.
+A rank that waits least has worked most, so a step's time is counted without the waits for other ranks. Waits inside the
+collectives of training itself cannot be seen from Python; a small timed product every `PROBE_EVERY` steps covers those.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from dataclasses import dataclass, field
 
 from ..core.health import stragglers, timed_product
 
-SLOW = "logs/slow-ranks.json"  # of a run directory: the ranks that are slow now
+SLOW = "logs/slow-ranks.json"  # in a run directory: the ranks that are currently slow
 WINDOW = 10  # steps that are judged together
 PROBE_EVERY = 20
-WORK_FLOOR_S = 0.5  # of a window: smaller differences hold nobody up
+WORK_FLOOR_S = 0.5  # seconds per window: smaller differences do not matter
 
 
 @dataclass(frozen=True)
 class Lap:
-    """One rank's step: seconds of its own work, seconds of the probe where there was one, and where it ran."""
+    """One rank's step: seconds of its own work, seconds of the probe if there was one, and its host."""
 
     work_s: float
     probe_s: float | None
@@ -55,7 +54,7 @@ class Pace:
     slow_probe: list[Slow] = field(default_factory=list)
 
     def lap(self) -> Lap:
-        """This rank's step that ends now."""
+        """This rank's step, which ends now."""
         now = time.monotonic()
         work = max(0.0, now - self.begun - self.waited)
         self.laps += 1
@@ -63,12 +62,10 @@ class Pace:
         return Lap(work, probe, socket.gethostname())
 
     def judge(self, laps: list[Lap]) -> list[Slow]:
-        """Take in all ranks' laps; returns the ranks that are newly found slow. Every rank comes to the same
-        judgement.
-        """
+        """Add all ranks' laps; returns newly slow ranks. Every rank comes to the same judgement."""
         self.begun, self.waited = time.monotonic(), 0.0
         before = {(s.rank, s.what) for s in self.slow}
-        if self.laps > 1:  # the first step starts engines and servers
+        if self.laps > 1:  # the first step includes the start of engines and servers
             self.window.append([lap.work_s for lap in laps])
         if len(self.window) == WINDOW:
             self.slow_work = _judge(
@@ -84,7 +81,7 @@ class Pace:
         return self.slow_work + self.slow_probe
 
     def values(self) -> dict[str, float]:
-        """For the record: the slowest rank and by how much, while there is one."""
+        """Values for the record: the slowest rank and by how much, while there is one."""
         worst = max(self.slow, key=lambda s: s.ratio, default=None)
         return {} if worst is None else {"time/slow_rank": worst.rank, "time/slow_rank_ratio": round(worst.ratio, 2)}
 

@@ -1,6 +1,4 @@
-"""What a run says on the terminal: where it stands and how long it still takes, and at its end what was learnt and
-what to do next.
-"""
+"""A run's messages on the terminal: progress and remaining time, and at the end what was learnt and what to do next."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ def stage_line(recipe: recipes.Recipe, stage: str, outcomes: Mapping[str, dict[s
 
 
 def expected_seconds(recipe: recipes.Recipe) -> dict[str, float]:
-    """Seconds of each stage where they were measured, of a shipped recipe that only its seed may differ from; else
-    nothing.
-    """
+    """Measured seconds of each stage, for a shipped recipe with at most the seed changed; else empty."""
     measured = catalogue().get(recipe.name, {}).get("seconds", {})
     try:
         same = bool(measured) and replace(recipes.load(recipe.name), seed=recipe.seed) == recipe
@@ -48,9 +44,7 @@ def expected_seconds(recipe: recipes.Recipe) -> dict[str, float]:
 
 
 def seconds_left(expected: Mapping[str, float], took: Mapping[str, float], left: list[str]) -> float | None:
-    """What the stages that are left take, at the pace of those that are done; None where one of them was never
-    measured.
-    """
+    """Time of the remaining stages, scaled by the pace of the finished ones; None if one of them was never measured."""
     if not left or any(name not in expected for name in left):
         return None
     known = [name for name in took if name in expected]
@@ -59,7 +53,7 @@ def seconds_left(expected: Mapping[str, float], took: Mapping[str, float], left:
 
 
 def in_words(seconds: float) -> str:
-    """About how long: in minutes, or in tens of seconds below one."""
+    """An approximate duration: in minutes, or in tens of seconds below one minute."""
     if seconds < 55:
         return f"about {max(10, round(seconds / 10) * 10)} seconds"
     minutes = round(seconds / 60)
@@ -67,8 +61,8 @@ def in_words(seconds: float) -> str:
 
 
 def ending(folder: Path, kept: bool = True) -> str:
-    """The end screen: what was learnt, warnings with what to do about them, and where the run is kept also where things
-    lie and three next commands.
+    """The end screen: what was learnt, and warnings with remedies; if the run is kept, also where its files are and
+    three next commands.
     """
     from .report import findings_of, summary_of
     from .report.load import load_run
@@ -110,7 +104,7 @@ def opener() -> str:
 
 
 def program_name(started: str) -> str:
-    """How this program is called where it is not on the path: as make does, or as a module."""
+    """The command that runs this program, which may not be on the path."""
     path = Path(started)
     if path.name != "terrella":
         return "python -m terrella"
