@@ -232,6 +232,8 @@ def words(value: Estimate) -> str:
         return "no valid result"
     if value.n == 1:
         return f"{value.value:.3f}"  # one task has no interval
+    if value.all_equal:
+        return f"{value.value:.3f} (all equal)"
     return f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f})"
 
 
@@ -242,10 +244,14 @@ def verdict(gain: Estimate) -> str:
 
 def percent(estimate: Estimate) -> str:
     """A share with half the width of its interval."""
+    if estimate.all_equal:
+        return f"{100 * estimate.value:.1f} % (all equal)"
     return f"{100 * estimate.value:.1f} % (±{50 * (estimate.high - estimate.low):.1f})"
 
 
 def points(estimate: Estimate, unit: str = "points") -> str:
     """A difference of shares with its interval."""
+    if estimate.all_equal:
+        return f"{100 * estimate.value:+.1f} {unit} (all equal)"
     low, high = 100 * estimate.low, 100 * estimate.high
     return f"{100 * estimate.value:+.1f} {unit} (95 % interval {low:+.1f} to {high:+.1f})"

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ...rl.statistics import has_width
 from .curves import short
 from .load import RunData, number
 
@@ -46,11 +47,17 @@ class Table:
 
 
 def values_of(cell: Any) -> dict[str, float | None]:
-    """value, low, high and n of a cell; a bare number is a value without the rest."""
+    """value, low, high and n of a cell; a bare number is a value without the rest. An interval without a width, as of
+    rewards that are all equal, says nothing and is left out.
+    """
     if not isinstance(cell, dict):
         cell = {"value": cell}
     numbers = {key: number(cell.get(key)) for key in ("value", "low", "high", "n")}
-    return {key: value if value is not None and math.isfinite(value) else None for key, value in numbers.items()}
+    found = {key: value if value is not None and math.isfinite(value) else None for key, value in numbers.items()}
+    value, low, high = found["value"], found["low"], found["high"]
+    if value is not None and low is not None and high is not None and not has_width(value, low, high):
+        found |= {"low": None, "high": None}
+    return found
 
 
 def shape_cell(raw: Any, percent: bool, low: float, high: float, base: float | None) -> Cell:

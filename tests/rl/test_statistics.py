@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from terrella.rl.evaluation import Evaluation, reward_results
+from terrella.launch.report.tables import values_of
+from terrella.rl.evaluation import Evaluation, percent, points, reward_results
 from terrella.rl.statistics import (
     mean,
     mean_change,
@@ -55,6 +56,19 @@ def test_a_table_of_rewards_tells_shares_from_other_numbers() -> None:
     assert told.summary is not None and "1.000 (0.510 to 1.000) after" in told.summary["headline"]
     paid = reward_results(evaluation, lambda asked: {"oracle": [[10.0]] * 4})
     assert paid.tables[""]["rows"][1]["cells"][0] == mean([1.0] * 4).to_cell()
+
+
+def test_equal_rewards_are_said_to_be_equal_and_not_to_be_certain() -> None:
+    tasks = {"test": ["a", "b", "c", "d"]}
+    judged = {("one", 0.0, "test"): [[0.1], [0.1], [0.1], [0.1]], ("other", 0.0, "test"): [[0.1], [0.1], [0.1], [0.1]]}
+    told = reward_results(Evaluation(["one", "other"], [0.0], 1, tasks, judged, "other", "one"), lambda asked: {})
+    assert told.summary is not None and "0.100 (all equal) before, 0.100 (all equal) after" in told.summary["headline"]
+    cell = told.tables[""]["rows"][0]["cells"][0]
+    assert values_of(cell) == {"value": cell["value"], "low": None, "high": None, "n": 4}
+    apart = mean([0.1, 0.1 + 1e-9]).to_cell()
+    assert values_of(apart) == apart
+    assert percent(mean([0.5, 0.5])) == "50.0 % (all equal)" and points(mean([0.5, 0.5])) == "+50.0 points (all equal)"
+    assert percent(proportion(4, 4)) == "100.0 % (±24.5)"
 
 
 def test_paired_difference() -> None:
