@@ -50,7 +50,7 @@ def test_steps_change_rl_stages_and_lift_their_budget() -> None:
 def test_a_finished_run_goes_on_and_keeps_what_it_had(finished: Path) -> None:
     config = with_steps(recipe.load("demo"), ("rl=90",))
     assert extend(finished, config) == ["rl"]
-    assert f"its old results are in {finished / 'set-aside'}" in explain(finished, ["rl"])
+    assert f"their old results are in {finished / 'set-aside'}" in explain(finished, ["rl"])
     done = {path.stem for path in (finished / "stages").glob("*.json")}
     everything = {s.name for s in config.stages}
     assert everything - done == {"rl", "evaluate", "export"}  # what rests on rl runs again, the other arm does not
