@@ -61,7 +61,7 @@ def test_waiting_is_not_work_and_the_probe_comes_now_and_then(monkeypatch: pytes
 
 
 def test_values_of_the_moment_go_into_every_row(tmp_path: Path) -> None:
-    metrics = MetricsFile(tmp_path / "metrics.jsonl", beside=lambda: {"time/slow_rank": 3})
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", extra=lambda: {"time/slow_rank": 3})
     metrics.append("a", 1, {"loss": 1.0})
     assert list(metrics.rows()) == [{"stage": "a", "step": 1, "loss": 1.0, "time/slow_rank": 3}]
 
