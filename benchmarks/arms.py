@@ -110,7 +110,7 @@ def rows_of(run: Path, bench: str, command: str, run_id: str | None = None) -> l
             recorder.add(whole, called.get(stage, stage), "stage", float(outcome["time/stage_s"]), "s")
         for name, cell in outcome.items():
             arms, _, metric = name.partition("/")
-            if " minus " in arms and isinstance(cell, dict):  # paired differences stand in no table
+            if " minus " in arms and isinstance(cell, dict) and cell["value"] is not None:  # paired: in no table
                 unit = SCORE if cell["low"] is None or cell["high"] is None else SCORE_WITH_INTERVAL
                 recorder.add(whole, arms, metric, cell["value"], unit, cell["low"], cell["high"])
     return recorder.rows

@@ -127,7 +127,12 @@ def reward_results(evaluation: Evaluation, baselines: Callable[[list[Any]], dict
     )
     beside = {name: by_task(found) for name, found in trivial.items()}
     rewards = {key: by_task(found) for key, found in judged.items()}
-    outcome = {f"{name}/t{t:g}/reward": estimate(r, False).value for (name, t), r in rewards.items()}
+    outcome: dict[str, Any] = {f"{name}/t{t:g}/reward": estimate(r, False).value for (name, t), r in rewards.items()}
+    shares = are_shares(rewards, beside)
+    for one, other in evaluation.compared():
+        for t in evaluation.temperatures:  # much of a gain at temperature 1 may be sharpening, which greedy has not
+            change = gain(rewards[one, t], rewards[other, t], shares)
+            outcome[f"{one} minus {other}/reward, {heat(t)}"] = change.to_cell()
     summary = reward_summary(evaluation, rewards, beside, faults)
     return Results({"": reward_table(evaluation, rewards, beside, faults)}, outcome, summary)
 
@@ -220,6 +225,9 @@ def reward_summary(
         headline = f"Nothing can be said of {evaluation.after}: no {task} has a valid result of both models."
         said = figures
     paragraphs = [f"{heat(t).capitalize()}, {said}. Beside it: {others}."]
+    for at in evaluation.temperatures[:-1]:
+        change = gain(rewards[evaluation.after, at], rewards[evaluation.before, at], shares)
+        paragraphs.append(f"{heat(at).capitalize()}, the change is {words(change)}.")
     if evaluation.control:
         change = gain(after, rewards[evaluation.control, t], shares)
         paragraphs.append(f"Minus the control {evaluation.control}: {words(change)}.")

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from terrella.core.files import make_folder, write_json
 from terrella.data.trajectory import Invalid
 from terrella.launch.terminal import ending
-from terrella.rl.evaluation import TEST, Evaluation, Results, reward_results
+from terrella.rl.evaluation import TEST, Evaluation, Judged, Results, reward_results
 
 FAULT = Invalid("my.py:score raised KeyError: 'x'")
 TASKS = ["a", "b", "c"]
@@ -61,6 +63,24 @@ def test_what_is_valid_is_compared_and_the_rest_is_counted() -> None:
     assert clean.tables[""]["note"] == (
         "n = 3 tasks that are never trained on, 1 sample each above temperature 0; 95 % intervals. "
         "0 results were invalid and are left out."
+    )
+
+
+def test_a_gain_is_told_at_every_temperature() -> None:
+    judged: Judged = {
+        ("start", 0.0, TEST): [[1.0], [1.0], [0.0]],
+        ("tuned", 0.0, TEST): [[1.0], [1.0], [1.0]],
+        ("start", 1.0, TEST): [[0.0], [0.0], [0.0]],
+        ("tuned", 1.0, TEST): [[1.0], [1.0], [0.0]],
+    }
+    evaluation = Evaluation(["start", "tuned"], [0.0, 1.0], 1, {TEST: TASKS}, judged, "start", "tuned")
+    found = reward_results(evaluation, lambda tasks: {})
+    assert found.outcome["tuned minus start/reward, greedy"]["value"] == pytest.approx(1 / 3)
+    assert found.outcome["tuned minus start/reward, temperature 1"]["value"] == pytest.approx(2 / 3)
+    assert found.summary is not None
+    at_one, greedy = found.summary["paragraphs"]
+    assert at_one.startswith("Temperature 1, 3 tasks: the change is 0.667") and greedy.startswith(
+        "Greedy, the change is 0.333"
     )
 
 
