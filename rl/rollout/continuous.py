@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ...core.errors import NumericsError
 from ...core.rng import fold, signed
 from ...data.trajectory import Routing
 from ...kernels.decode_cache import Rows, Tiles
 from ...models.paged_decode import Pool, PooledDecoder
+from .answers import Answers, Window
 from .copying import Copying
 from .decode_step import COPIES, FIELDS, WINDOW, DecodeStep, bucket_of, to_device
 from .prefix_tree import Pages
-from .sampler import Sample, SampleRequest, SamplingParams, interleave
+from .sampler import Sample, SampleRequest, SamplingParams
 from .stream import Stream, Ticket
 
 CHUNK_TOKENS = 8192  # tokens of one pass over given tokens
@@ -65,18 +65,6 @@ class Row:
         return length + reach + due
 
 
-@dataclass(frozen=True)
-class Window:
-    """What a run of steps sampled, on its way to the host."""
-
-    tokens_WB: torch.Tensor
-    logprobs_WB: torch.Tensor
-    ready: torch.cuda.Event | None
-    rows: list[Row]
-    count_B: np.ndarray  # tokens each row had when it began
-    made_B: np.ndarray  # tokens it got
-
-
 @dataclass
 class Use:
     """What became of the pages, over all calls since it was looked at."""
@@ -111,7 +99,7 @@ class ContinuousBatch:
         weights_version: int,
         copying: Copying | None = None,
     ) -> None:
-        self.step, self.pool, self.pages, self.requests = step, pool, pages, list(requests)
+        self.step, self.pool, self.pages, self.answers = step, pool, pages, Answers(requests)
         self.params, self.keep, self.use = params, keep, use
         self.decoder: PooledDecoder = step.decoder
         groups: dict[tuple[int, ...], list[int]] = {}
@@ -137,18 +125,10 @@ class ContinuousBatch:
         self.on_device = False  # whether the device has them
         if copying:
             step.make_text(longest)
-        width = max(r.params.max_new_tokens for r in requests)
-        self.ids = np.zeros((len(requests), width), np.int64)
-        self.logprobs = np.zeros((len(requests), width), np.float32)
-        self.ends = np.array([r.params.max_new_tokens for r in requests])
-        self.read = np.zeros(len(requests), np.int64)
-        self.stopped = np.zeros(len(requests), bool)
-        self.pending: deque[Window] = deque()
+        self.pending: deque[tuple[Window, list[Row]]] = deque()
         self.routes: dict[int, tuple[torch.Tensor, torch.cuda.Event | None]] = {}  # experts of requests that are over
         self.version, self.weights_version = 0, weights_version
         self.tickets: dict[int, Ticket] = {}  # of a stream: the requests that have no answer yet
-        self.by: np.ndarray | None = None  # of a stream: which version sampled each token
-        self.spare: list[int] = []  # of a stream: numbers of requests that are gone
         step.idle()
         if params is not None and params.repetition_penalty != 1.0:
             step.seen_BV = torch.zeros(
@@ -164,11 +144,11 @@ class ContinuousBatch:
                 while self.pending and (
                     len(self.pending) > 4 or any(row.request.params.stop_ids for row in self.active)
                 ):
-                    self._read(self.pending.popleft())
+                    self._read(*self.pending.popleft())
             self._settle()
         finally:
             self.step.seen_BV = None
-        return [self._sample(index, version) for index in range(len(self.requests))]
+        return [self._sample(index) for index in range(len(self.answers.requests))]
 
     def serve(
         self,
@@ -182,7 +162,7 @@ class ContinuousBatch:
         that samples are marked with, and the one of the weights.
         """
         self.tickets = dict(enumerate(tickets))
-        self.by = np.zeros(self.ids.shape, np.int64)
+        self.answers.mark_versions()
         left: list[Ticket] = []
         try:
             while self.tickets:
@@ -216,38 +196,23 @@ class ContinuousBatch:
 
     def _hand_over(self, stream: Stream) -> None:
         """Answer the requests whose tokens have all been read."""
-        over = [i for i in self.tickets if self.read[i] >= self.ends[i]]
+        over = [index for index in self.tickets if self.answers.is_read(index)]
         if over:
-            assert self.by is not None
-            by = {i: self.by[i, : self.ends[i]].tolist() for i in over}
-            stream.give([(self.tickets.pop(i), self._sample(i, by[i])) for i in over])
+            stream.give([(self.tickets.pop(index), self._sample(index)) for index in over])
 
     def _take_in(self, ticket: Ticket) -> None:
         """A request that joins those in flight."""
-        request = ticket.request
-        if not self.spare:
-            more = len(self.requests)  # twice as many: not again with every request
-            self.spare += range(2 * more - 1, more - 1, -1)
-            self.requests += [request] * more
-            self.ids, self.logprobs, self.by = (_grown(x, 0, more) for x in (self.ids, self.logprobs, self.by))
-            self.ends, self.read, self.stopped = (_grown(x, 0, more) for x in (self.ends, self.read, self.stopped))
-        wider = request.params.max_new_tokens - self.ids.shape[1]
-        if wider > 0:
-            self.ids, self.logprobs, self.by = (_grown(x, 1, wider) for x in (self.ids, self.logprobs, self.by))
-        index = self.spare.pop()
-        self.requests[index], self.tickets[index] = request, ticket
-        self.ends[index], self.read[index], self.stopped[index] = request.params.max_new_tokens, 0, False
+        index = self.answers.add(ticket.request)
+        self.tickets[index] = ticket
         self.waiting.append(index)
 
-    def _sample(self, index: int, version: int | list[int]) -> Sample:
+    def _sample(self, index: int) -> Sample:
         """A request's continuation, when it is over."""
-        n = int(self.ends[index])
-        if not np.isfinite(self.logprobs[index, :n]).all():
-            raise NumericsError("the sampler met a log-prob that is not finite; the weights hold NaN or infinity")
-        ids, logprobs = self.ids[index, :n].tolist(), self.logprobs[index, :n].tolist()
-        request = self.requests[index]
-        sample = interleave(ids, logprobs, request, "stop" if self.stopped[index] else "length", version)
-        return replace(sample, experts=self._routing(index, len(request.ids) + len(sample.ids))) if n else sample
+        sample = self.answers.sample(index, self.version)
+        if not self.answers.ends[index]:
+            return sample
+        length = len(self.answers.requests[index].ids) + len(sample.ids)
+        return replace(sample, experts=self._routing(index, length))
 
     def _routing(self, index: int, length: int) -> Routing | None:
         """The experts that were chosen for a request's tokens, where they are noted."""
@@ -292,7 +257,7 @@ class ContinuousBatch:
     def _retire(self) -> None:
         """Rows that have all their tokens leave."""
         for i, row in enumerate(self.active):
-            if i not in self.dropped and self.count_B[i] >= self.ends[row.index]:
+            if i not in self.dropped and self.count_B[i] >= self.answers.ends[row.index]:
                 self.dropped.add(i)
                 self.leaving.append(row)
         self._let_go()
@@ -303,22 +268,18 @@ class ContinuousBatch:
         """
         left = []
         for row in self.leaving:
-            if (self.keep or self.decoder.notes) and self.read[row.index] < self.ends[row.index]:
+            if (self.keep or self.decoder.notes) and not self.answers.is_read(row.index):
                 left.append(row)
                 continue
             if self.keep:
-                self.pages.learn(row.pages, self._sequence(row.index, int(self.ends[row.index]))[:-1])
+                whole = self.answers.sequence(row.index, int(self.answers.ends[row.index]))
+                self.pages.learn(row.pages, whole[:-1])
             self.pages.release(row.pages)
-            if self.by is not None:  # a stream has answered it, and no window of it is unread
+            if self.answers.versions is not None:  # a stream has answered it, and no window of it is unread
                 self.texts.pop(row.index, None)
                 self.restart.pop(row.index, None)
-                self.spare.append(row.index)
+                self.answers.spare.append(row.index)
         self.leaving = left
-
-    def _sequence(self, index: int, count: int) -> tuple[int, ...]:
-        """Prompt, sampled and forced tokens of a request that has sampled `count`."""
-        request = self.requests[index]
-        return request.ids + interleave(self.ids[index, :count].tolist(), [0.0] * count, request, "length", 0).ids
 
     def _grow(self) -> bool:
         """Pages for the next window of every row; the oldest rows come first."""
@@ -372,7 +333,7 @@ class ContinuousBatch:
             self.dropped.add(place[row])
             self.restart[row.index] = count = int(self.count_B[place[row]])
             # what is still there then is not computed again
-            self.pages.learn(row.pages, self._sequence(row.index, count)[:-1])
+            self.pages.learn(row.pages, self.answers.sequence(row.index, count)[:-1])
         else:
             self.filling.remove(row)
             for number, page in enumerate(row.pages[row.found :], row.found):
@@ -413,8 +374,8 @@ class ContinuousBatch:
         """A request with pages for its given tokens and its first window, if one more page for every row in flight
         is left over.
         """
-        request, count, size = self.requests[index], self.restart.get(index, 0), self.pages.size
-        ids = self._sequence(index, count)
+        request, count, size = self.answers.requests[index], self.restart.get(index, 0), self.pages.size
+        ids = self.answers.sequence(index, count)
         pages, copy = self.pages.find(ids[:-1])
         spans = sum(at < count for at, _ in request.forced)
         key, found = signed(fold(*request.key)), len(pages)
@@ -558,7 +519,8 @@ class ContinuousBatch:
             return
         step = self.step
         rows = bucket_of(len(self.active), step.slots)
-        left_B = np.array([self.ends[row.index] for row in self.active]) - self.count_B
+        index_B = np.array([row.index for row in self.active])
+        left_B = self.answers.ends[index_B] - self.count_B
         steps = int(min(WINDOW, left_B.max()))
         replay = step.replay(rows, self.params)
         began_B = self.count_B.copy()
@@ -573,7 +535,8 @@ class ContinuousBatch:
             self.length_B = np.minimum(self.length_B + 1, self.cap_B - 1)
         n = len(self.active)
         (tokens, logprobs), ready = _to_host(step.tokens_WB[:steps, :n], step.logprobs_WB[:steps, :n])
-        self.pending.append(Window(tokens, logprobs, ready, list(self.active), began_B, np.full(n, steps)))
+        window = Window(tokens, logprobs, ready, index_B, began_B, np.full(n, steps))
+        self.pending.append((window, list(self.active)))
         self.use.made += steps * n
         self.use.passes += steps * n
         if self.copying:
@@ -592,7 +555,8 @@ class ContinuousBatch:
             self._force(due)
         if not self.on_device:
             self._upload_texts()
-        ends_B = np.array([self.ends[row.index] for row in self.active])
+        index_B = np.array([row.index for row in self.active])
+        ends_B = self.answers.ends[index_B]
         limit_B = np.minimum(np.minimum(ends_B, self.forced_B), self.count_B + self.cap_B - 1 - ahead - self.length_B)
         step.line("limit", n).copy_(to_device(limit_B, device))
         for name in ("made", "copied", "passes"):
@@ -612,7 +576,8 @@ class ContinuousBatch:
         for i, row in enumerate(self.active):
             first, made = int(self.length_B[i]) + 1, int(made_B[i])
             self.texts[row.index][first : first + made] = ids_BM[i, :made]
-        self.pending.append(Window(tokens.T, logprobs.T, None, list(self.active), self.count_B.copy(), made_B))
+        window = Window(tokens.T, logprobs.T, None, index_B, self.count_B.copy(), made_B)
+        self.pending.append((window, list(self.active)))
         self.count_B, self.length_B = self.count_B + made_B, self.length_B + made_B
         self.use.made += int(made_B.sum())
         self.use.copied += int(copied_B.sum())
@@ -627,7 +592,7 @@ class ContinuousBatch:
             text = known.get(row.index)
             if text is None:
                 text = np.zeros(row.request.length, np.int32)
-                ids = self._sequence(row.index, int(self.count_B[i]))
+                ids = self.answers.sequence(row.index, int(self.count_B[i]))
                 if len(ids) <= self.length_B[i]:  # a span was fed, and nothing sampled behind it
                     ids += row.request.forced[row.spans - 1][1]
                 text[: len(ids)] = ids
@@ -721,39 +686,13 @@ class ContinuousBatch:
     def _settle(self) -> None:
         """Read all that was sampled."""
         while self.pending:
-            self._read(self.pending.popleft())
+            self._read(*self.pending.popleft())
 
-    def _read(self, window: Window) -> None:
-        """Put a window's tokens where they belong; a stop ends its row."""
-        if window.ready is not None:
-            window.ready.synchronize()
-        tokens_BW, logprobs_BW = window.tokens_WB.numpy().T, window.logprobs_WB.numpy().T
-        index_B = np.array([row.index for row in window.rows])
-        place_BW = window.count_B[:, None] + np.arange(tokens_BW.shape[1])
-        made_BW = np.arange(tokens_BW.shape[1]) < window.made_B[:, None]
-        ok_BW = made_BW & (place_BW < self.ends[index_B][:, None])
-        stops: dict[
-            int, tuple[tuple[int, ...], list[int]]
-        ] = {}  # by identity: hashing long lists takes longer than the search
-        for i, row in enumerate(window.rows):
-            if ids := row.request.params.stop_ids:
-                stops.setdefault(id(ids), (ids, []))[1].append(i)
-        for ids, members in stops.values():
-            hit_MW = np.isin(tokens_BW[members], ids) & ok_BW[members]
-            ended = np.flatnonzero(hit_MW.any(1))
-            at = np.array(members)[ended]
-            self.stopped[index_B[at]] = True
-            self.ends[index_B[at]] = place_BW[at, hit_MW[ended].argmax(1)] + 1
-        ok_BW = made_BW & (place_BW < self.ends[index_B][:, None])
-        where = np.broadcast_to(index_B[:, None], place_BW.shape)[ok_BW], place_BW[ok_BW]
-        self.ids[where], self.logprobs[where] = tokens_BW[ok_BW], logprobs_BW[ok_BW]
-        if self.by is not None:
-            self.by[where] = self.version
-        read_B = np.minimum(window.count_B + window.made_B, self.ends[index_B])
-        over_B = (read_B >= self.ends[index_B]) & (window.count_B < self.ends[index_B])
-        self.read[index_B] = read_B
+    def _read(self, window: Window, rows: list[Row]) -> None:
+        """Put a window's tokens where they belong."""
+        over = self.answers.take(window, self.version)
         if self.decoder.notes:
-            self._fetch_routes([window.rows[i] for i in np.flatnonzero(over_B)])
+            self._fetch_routes([rows[i] for i in over])
         self._let_go()
 
     def _fetch_routes(self, rows: list[Row]) -> None:
@@ -764,12 +703,6 @@ class ContinuousBatch:
         (notes,), ready = _to_host(self.pool.experts[pages])
         for row, part in zip(rows, notes.split([len(row.pages) for row in rows]), strict=True):
             self.routes[row.index] = part, ready
-
-
-def _grown(array: np.ndarray | None, axis: int, more: int) -> np.ndarray:
-    """An array with so many zeros more."""
-    assert array is not None
-    return np.pad(array, [(0, more if i == axis else 0) for i in range(array.ndim)])
 
 
 def _to_host(*tensors: torch.Tensor) -> tuple[list[torch.Tensor], torch.cuda.Event | None]:
