@@ -1,4 +1,4 @@
-"""Episodes of an environment, by a model or without one, become shards of what is worth imitating."""
+"""Plays episodes of an environment, with or without a model, and writes what is worth imitating as shards."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from .verbs import environment, require_judged, require_sampler, require_tasks
 if TYPE_CHECKING:
     import torch
 
-COMPARED = 64  # episodes of a data rank whose log-probs the trainer computes too
-TRAIN, HELD_OUT, OTHERS = "train", "held_out", "others"  # folders of shards; others are not imitated
+COMPARED = 64  # episodes per data rank whose log-probs the trainer recomputes
+TRAIN, HELD_OUT, OTHERS = "train", "held_out", "others"  # folders of shards to imitate
 
 
 def _makes_data(stage: Collect, job: Job) -> bool:
-    """Whether the environment makes here what it reads later."""
+    """Whether the environment makes its own data in this stage."""
     return stage.name in sources(stage.env or job.recipe.env).values()
 
 
@@ -67,14 +67,14 @@ def check(stage: Collect, job: Job) -> None:
             if stage.least_reward is not None:
                 require_judged(tasks, "train")
             else:
-                tasks.require_judge("train", 1)  # what judges the episodes all the same
+                tasks.require_judge("train", 1)  # what judges the episodes anyway
             if stage.model is not None:
                 tasks.require_room(stage.max_new_tokens, "train")
 
 
 def run(stage: Collect, job: Job) -> dict[str, Any]:
-    """Play all tasks and write the lessons. After a stop or a kill what was sampled is not sampled again; shards are
-    written last.
+    """Play all tasks and write the lessons. Sampled answers survive a stop or a kill in the journal; shards are written
+    last.
     """
     with environment(stage, job) as tasks:
         if _makes_data(stage, job):
@@ -87,7 +87,7 @@ def run(stage: Collect, job: Job) -> dict[str, Any]:
         def dealt() -> list[Any]:
             return [tasks.episode(task, place, k) for place, task in asked for k in range(stage.samples_per_prompt)]
 
-        episodes = dealt() if stage.model is None else []  # what a model plays is dealt anew where it is played again
+        episodes = dealt() if stage.model is None else []  # a model's are made anew for each attempt
         _empty(stage, job)
         job.mesh.from_main(lambda: tasks.keep(job.stage_folder(stage.name), chosen))
 
@@ -113,7 +113,7 @@ def run(stage: Collect, job: Job) -> dict[str, Any]:
 
 
 def _require_valid(stage: Collect, job: Job, total: dict[str, int], played: list[Trajectory]) -> None:
-    """Stop by name where too little came of the episodes: those that are left to imitate would be the easy ones."""
+    """Stop the run if too many episodes are Invalid: those left to imitate would be the easy ones."""
     most, count = stage.rollouts.max_invalid_share, total["invalid"] + total["trajectories"]
     if total["invalid"] > most * count:
         found = job.mesh.from_leader(lambda: Counter(t.reward.reason for t in played if isinstance(t.reward, Invalid)))
@@ -125,8 +125,8 @@ def _require_valid(stage: Collect, job: Job, total: dict[str, int], played: list
 
 
 def _added(job: Job, counts: dict[str, int] | None) -> dict[str, int]:
-    """What the data ranks counted that wrote their shards, added up once all are written. Where one of them was asked
-    to stop and counted nothing, all stop.
+    """The counts of all data ranks, added up once all shards are written. If one rank was asked to stop and has no
+    counts, all stop.
     """
     parts = job.mesh.gather(counts, patient=True)
     job.mesh.barrier()
@@ -140,8 +140,8 @@ def _added(job: Job, counts: dict[str, int] | None) -> dict[str, int]:
 def _sampler(
     stage: Collect, job: Job, tasks: Tasks, episodes: list[Any]
 ) -> Iterator[tuple[Sampler, Callable[[], None], Callable[[list[Trajectory]], dict[str, float]]]]:
-    """Who answers: a stage's model, what another stage kept in its journal, or the environment's own player. Beside it
-    what sends the sampler its weights, and what says how far they are from the model's, where it has its own.
+    """What answers: a stage's model, another stage's journal, or the environment's own player. Yielded with a function
+    that sends the sampler its weights and, if it has its own copy, one that measures the drift from the model.
     """
     if stage.model is not None:
         engine = build_engine(job, None, stage.model)
@@ -160,12 +160,12 @@ def _sampler(
 
 
 def _drift(stage: Collect, job: Job, engine: Engine, session: Session, played: list[Trajectory]) -> dict[str, float]:
-    """Stop by name where the sampler is not the model that it should be: stages that imitate its episodes would not
-    notice. Every rank compares its first few. Collective.
+    """Stop the run if the sampler does not match the model: stages that imitate its episodes would not notice. Every
+    rank compares its first few episodes. Collective.
     """
     if session.publish is None:
         return {}
-    session.rest()  # engines beside the trainer give it room
+    session.rest()  # engines on the trainer's device make room for it
     few = job.mesh.from_leader(lambda: played[:COMPARED])
 
     def policy(batches: list[PackedBatch]) -> list[torch.Tensor]:
@@ -203,8 +203,8 @@ def _learn(
 
 
 def _play(stage: Collect, job: Job, tasks: Tasks, sampler: Sampler, episodes: list[Any]) -> list[Trajectory]:
-    """Play them in parts, until more are Invalid than the whole stage may have: the rest cannot mend that. Between
-    two of them a stop is heard.
+    """Play them in parts, and stop once more are Invalid than the whole stage may have. A request to stop is noticed
+    between two parts.
     """
     params = tasks.params(stage.max_new_tokens, stage.temperature)
     each, played = stage.prompts_at_once * stage.samples_per_prompt, list[Trajectory]()
@@ -227,7 +227,7 @@ def _teaches(stage: Collect, trajectory: Trajectory) -> bool:
 
 
 def _empty(stage: Collect, job: Job) -> None:
-    """Folders for the lessons; what a killed stage had begun to write goes."""
+    """Create the folders for lessons, deleting what a killed stage had started to write."""
     if job.mesh.is_main:
         job.run.guard()
         for part in (TRAIN, HELD_OUT, OTHERS):
@@ -237,7 +237,7 @@ def _empty(stage: Collect, job: Job) -> None:
 
 
 def _write(stage: Collect, job: Job, lessons: list[Lesson]) -> dict[str, int]:
-    """One sample a lesson, with its very token ids and their roles. Every data rank has its own shards."""
+    """Write one sample per lesson, with its exact token ids and roles. Every data rank has its own shards."""
     parts: dict[str, list[Lesson]] = {TRAIN: [], HELD_OUT: [], OTHERS: []}
     for lesson in lessons:
         parts[OTHERS if not lesson.learn else HELD_OUT if lesson.held_out else TRAIN].append(lesson)

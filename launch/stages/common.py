@@ -34,7 +34,7 @@ STEP = re.compile(r"step-(\d{6})")
 
 
 def first_checkpoint(job: Job, stage: str, engine: Engine) -> str:
-    """Write a stage's checkpoint that nothing was trained for. Its path within the run."""
+    """Write the checkpoint of a stage that trains nothing; returns its path within the run."""
     where = step_folder(job.checkpoints(stage), 0)
     engine.save(where, {})
     return str(where.relative_to(job.run.path))
@@ -49,10 +49,10 @@ def build_engine(
     value_head: ValueHead = "none",
     loaded: bool = False,
 ) -> Engine:
-    """A fresh engine, with the final weights of stage `init` where one is named, or those that the caller loads;
-    adapters start as if they were not there, and a value head is fresh.
+    """A fresh engine, with the final weights of stage `init` if given, else for the caller to load. Adapters start
+    without effect, and a value head is fresh.
     """
-    from ...models.gpt import build_gpt  # brings Megatron, seconds of imports that a check does without
+    from ...models.gpt import build_gpt  # imports Megatron, which takes seconds that a check need not spend
 
     adapters = LoraConfig(lora.rank, lora.alpha) if lora else None
     builder = build_gpt(job.model, value_head=value_head, lora=adapters, loaded=loaded or init is not None)
@@ -63,8 +63,8 @@ def build_engine(
 
 
 def load_final(job: Job, engine: Engine, init: str, plain: bool = False) -> None:
-    """The final weights of a stage into an engine that may have adapters or a value head beyond them; the stage's
-    own adapters merged.
+    """Load the final weights of a stage, its own adapters merged. The engine may have adapters or a value head that the
+    stage lacks.
     """
     trained: Lora | None = getattr(next(s for s in job.recipe.stages if s.name == init), "lora", None)
     reader = open_final(job, init)
@@ -86,11 +86,9 @@ def load_final(job: Job, engine: Engine, init: str, plain: bool = False) -> None
 
 
 def open_final(job: Job, stage: str) -> CheckpointReader:
-    """The verified checkpoint that a stage ended with. Nothing takes the place of a damaged one but the same steps
-    again.
-    """
+    """The verified checkpoint that a stage ended with. If it is damaged, its last steps must be repeated."""
     place = job.outcome(stage).get("checkpoint")
-    if place is None:  # of a stage of the user's own
+    if place is None:  # a stage of the user's own
         raise ConfigError(f"stages: '{stage}' left no model: its outcome has no 'checkpoint', a path within the run")
     try:
         return open_verified(job.run.path / place)
@@ -103,9 +101,7 @@ def open_final(job: Job, stage: str) -> CheckpointReader:
 
 
 def split_cut(items: Sequence[T], validation: Validation, stage: str) -> tuple[Sequence[T], Sequence[T]]:
-    """What a stage trains on, and the cut it validates on: the last so many items. Without validation everything is
-    trained on.
-    """
+    """Split items into those a stage trains on and the last ones, which it validates on if it validates at all."""
     if not validation.every:
         return items, []
     if len(items) <= validation.prompts:
@@ -126,21 +122,22 @@ def steps_in(folder: Path) -> list[int]:
 
 
 class Checkpoints:
-    """A stage's checkpoints: the newest whole one to resume from, and when to write the next."""
+    """A stage's checkpoints: the newest complete one to resume from, and when to write the next."""
 
     def __init__(self, job: Job, stage: str, every: int, last: int, retention: Retention) -> None:
         self.job, self.stage, self.every, self.last, self.retention = job, stage, every, last, retention
         self.folder = job.checkpoints(stage)
-        self._warned = False  # that there is no such metric
-        # engines whose files are being written, and what to do when they are whole
+        self._warned = False  # about a missing metric
+        # engines whose files are being written, and what to call when they are complete
         self._under_way: tuple[list[Engine], Callable[[], None]] | None = None
 
     def resume(self, engine: Engine, beside: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:
-        """The step to go on from and what was saved with it; the metrics record is cut back to that step.
+        """The step to resume from and what was saved with it; the metrics record is cut back to that step.
 
-        A damaged checkpoint, or one with a damaged one `beside` it, is named, and the one before it taken.
+        If a checkpoint, or the one of another engine `beside` it, is damaged, a warning names it and the previous one
+        is used.
         """
-        self.job.mesh.barrier()  # others may still read what is dropped
+        self.job.mesh.barrier()  # other ranks may still read what is dropped
         found = [step for step in self.job.mesh.from_main(self._begin) if step]
         step, extra = 0, {}
         for step in reversed(found):
@@ -156,13 +153,11 @@ class Checkpoints:
                     )
                 break
             except StorageError as error:
-                self.job.warn(
-                    f"{error}. This checkpoint is passed over, and the steps after the one before it are repeated"
-                )
+                self.job.warn(f"{error}. This checkpoint is skipped, and the steps after the previous one are repeated")
         else:
             if found:
                 raise StorageError(
-                    f"{self.folder}: none of its checkpoints is whole; restore one from a backup, or add --back-to "
+                    f"{self.folder}: none of its checkpoints is complete; restore one from a backup, or add --back-to "
                     f"{self.stage}:0 "
                     "to the same command, which repeats the stage from its beginning"
                 )
@@ -173,7 +168,7 @@ class Checkpoints:
             record, written = self.job.run.metrics, extra.get("metrics")
             if written and (found := record.digest(self.stage, step)) != written:
                 self.job.warn(changed_rows(record.path, self.stage, found["rows"], written["rows"]))
-            # one that has trained keeps its rows: an extended run resumes an earlier stage after it
+            # later stages that have trained keep their rows: an extended run resumes an earlier stage after them
             later = self.job.later(self.stage)
             record.rewind(self.stage, step, tuple(name for name in later if not steps_in(self.job.checkpoints(name))))
         return step, extra
@@ -183,7 +178,7 @@ class Checkpoints:
         return steps_in(self.folder)
 
     def beside(self, name: str) -> Path:
-        """Where the checkpoints of another engine of the stage lie, such as a critic."""
+        """The checkpoints folder of another engine of the stage, such as a critic."""
         return self.folder.with_name(f"{self.folder.name}-{name}")
 
     def save(
@@ -194,12 +189,12 @@ class Checkpoints:
         others: Mapping[str, Engine] = MappingProxyType({}),
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Save when it is time, or when a signal asked to stop; then StopRequested ends the stage. Every step ends with
-        this.
+        """Save if due, or if a signal asked to stop; in that case StopRequested ends the stage. Called at the end of
+        every step.
 
-        Files are written while training goes on, of one checkpoint at a time, which is there at the end of the first
-        step that finds all ranks done; an error of the writing is raised there. The next save, the last and one before
-        a stop wait. `then` is called on every rank when the checkpoint is there.
+        Files are written while training continues, one checkpoint at a time. It is published at the end of the first
+        step that finds all ranks done, where a write error is also raised. The next save waits for it; the last save,
+        and one before a stop, wait for their own files. `then` is called on every rank once it is published.
         """
         engines = [*others.values(), engine]
         stop, written = self.job.end_of_step(not any(one.writing for one in engines))
@@ -213,7 +208,7 @@ class Checkpoints:
                 self.job.run.guard()
             for name, other in others.items():
                 other.save(step_folder(self.beside(name), step), {}, wait=False)
-            # extra is written by the main rank
+            # `extra` is written by the main rank
             metrics = self.job.run.metrics.digest(self.stage, step) if self.job.mesh.is_main else None
             kept = {**extra, "of": [self.stage, step], "metrics": metrics, "spent": self.job.spent()}
             engine.save(step_folder(self.folder, step), kept, wait=False)
@@ -224,8 +219,8 @@ class Checkpoints:
             raise StopRequested
 
     def _finish_saves(self) -> None:
-        """Wait for what is being written, and put it in its place: the other engines' part first, as the stage's own
-        says that it is whole.
+        """Wait for pending files and publish them. Other engines' checkpoints come first, because the stage's own one
+        marks the whole as complete.
         """
         if self._under_way is None:
             return
@@ -244,14 +239,14 @@ class Checkpoints:
         then()
 
     def _kept(self, newest: int) -> set[int]:
-        """The steps whose checkpoints stay: the one just proven whole and so many before it, and the best."""
+        """The steps whose checkpoints are kept: the one just published, some before it, and the best."""
         steps = [step for step in steps_in(self.folder) if step <= newest]
         best = self.best()
         return {*steps[-self.retention.keep :], *([] if best is None else [best[0]])}
 
     def best(self) -> tuple[int, float] | None:
-        """The step with the best value of the metric among those that have a checkpoint, and that value. A value is
-        that of the newest look which was not at later weights.
+        """(step, value) of the checkpoint with the best value of the metric. A checkpoint's value is the newest one
+        measured no later than its step.
         """
         name = self.retention.best
         if name is None:
@@ -274,13 +269,13 @@ class Checkpoints:
         return (max(valued)[1], sign * max(valued)[0]) if valued else None
 
     def _prune(self, folder: Path, newest: int, kept: set[int]) -> None:
-        """Delete what does not stay, and what killed saves left behind."""
+        """Delete checkpoints that are not kept, and remains of killed saves."""
         old = [step_folder(folder, step) for step in steps_in(folder) if step <= newest and step not in kept]
         for path in (*old, *folder.glob(".saving-*"), *folder.glob(".deleting-*")):
             discard(path)
 
     def outcome(self) -> dict[str, Any]:
-        """Where the stage's last checkpoint lies within the run, and its best one; for the main rank to keep."""
+        """The paths of the stage's last and best checkpoint within the run, for its outcome."""
         outcome: dict[str, Any] = {"checkpoint": self._place(self.last)}
         if self.job.mesh.is_main and (best := self.best()) is not None:
             outcome["best"] = {"checkpoint": self._place(best[0]), "step": best[0], "value": best[1]}
@@ -291,15 +286,15 @@ class Checkpoints:
 
 
 def measured_after(row: Mapping[str, Any], name: str) -> int:
-    """After how many steps the weights were looked at that a value of the record speaks of. A cut of the training tasks
-    is played before the step in whose row it stands.
+    """After how many steps a recorded value was measured. Validation on training tasks is played before the step in
+    whose row it is recorded.
     """
     return int(row["validation/steps" if name.startswith("validation/") and "validation/steps" in row else "step"])
 
 
 def drop_finished(job: Job, stage: str) -> None:
-    """Before a stage trains: of finished ones the weights stay, of the last and the best checkpoint, and nothing of
-    their critics.
+    """Before a stage trains: reduce finished stages to the weights of their last and best checkpoint, without
+    critics.
     """
     earlier = takewhile(lambda other: other.name != stage, job.recipe.stages)
     for other in earlier:
@@ -313,13 +308,13 @@ def drop_finished(job: Job, stage: str) -> None:
             if path.name not in stay:
                 discard(path)
                 continue
-            with suppress(StorageError):  # of a damaged one: whoever needs it is told
+            with suppress(StorageError):  # a damaged one: the error is raised where it is needed
                 drop_moments(path)
         shutil.rmtree(folder.with_name(f"{folder.name}-critic"), ignore_errors=True)
 
 
 def no_moments(path: Path, stage: str) -> str:
-    """Why training cannot go on from a checkpoint without the optimizer's state, and what can be done."""
+    """Why training cannot continue from a checkpoint without the optimizer's state, and what to do."""
     return (
         f"{path}: holds weights alone; the optimizer's state of a finished stage is dropped when a later one trains. "
         f"--back-to {stage}:0 trains the stage again; a run of stages.{stage}.checkpoints.finished = whole keeps the "
@@ -329,24 +324,24 @@ def no_moments(path: Path, stage: str) -> str:
 
 @contextmanager
 def sampling(job: Job, stage: Any) -> Iterator[Callable[[str], AbstractContextManager[Evaluated]]]:
-    """One sampler for all models of an evaluation, ended with the block: servers start once. Every rank opens it;
-    leaders sample.
+    """One sampler for all models of an evaluation, so that servers start once; closed with the block. Every rank opens
+    it; leaders sample.
 
-    What it yields brings a stage's final weights into the sampler and its engine, which has the device again when that
-    block ends; beside both, what sends the weights once more where servers lost them.
+    It yields a context manager that loads a stage's final weights into the sampler and its engine, and gives the device
+    back to the engine at its end. That yields both, and a function that sends the weights again if servers lost them.
     """
     settings = sampler_of(stage, job.recipe.stages)
     if settings is None:
         settings = Embedded()
     elif isinstance(settings, Vllm):
-        settings = replace(settings, adapters_only=False)  # whole models are sent
+        settings = replace(settings, adapters_only=False)  # evaluations send whole models
     engine = build_engine(job, None, loaded=True)
     opened = open_sampler(settings, engine, job.model, job.stage_folder(stage.name) / "sampler", mesh=job.mesh)
 
     @contextmanager
     def of(model: str) -> Iterator[Evaluated]:
         load_final(job, engine, model, plain=True)
-        engine.steps += 1  # a version of its own: nothing that was computed for the model before is used
+        engine.steps += 1  # a new version: caches of the previous model must not be used
 
         def publish() -> None:
             if opened.publish is not None:

@@ -1,4 +1,4 @@
-"""The training loop of the stages that learn from what is known beforehand: lessons, judged episodes, states."""
+"""The training loop of stages with a fixed dataset: lessons, judged episodes, states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..settings.verbs import Tune
 from ..settings.web import Training
 from .common import Checkpoints
 
-Portion = tuple[list[PackedBatch], dict[str, int]]  # what one step learns from, and what is counted of it
+Portion = tuple[list[PackedBatch], dict[str, int]]  # what one step learns from, and its counts
 
 
 def fit(
@@ -28,12 +28,12 @@ def fit(
     loss: LossFn,
     describe: Callable[[dict[str, float]], dict[str, float]],
 ) -> dict[str, Any]:
-    """Train to the last step, going on from the stage's newest checkpoint: take a step's portion, learn, watch, log,
-    save. What portions count is added up over the steps.
+    """Train to the last step from the stage's newest checkpoint: take a step's portion, train, watch, log, save. Counts
+    of the portions are added up over the steps.
     """
     checkpoints = Checkpoints(job, name, pace.checkpoint_every, steps, pace.checkpoints)
     start, kept = checkpoints.resume(engine)
-    # beside what was counted, a checkpoint keeps whose it is and a digest, which are no numbers
+    # besides the counts, a checkpoint keeps its stage and a digest, which are not numbers
     totals = {key: value for key, value in kept.items() if isinstance(value, int)}
     progress = Progress(name, steps, start=start, speak=job.mesh.is_main)
     for step in range(start, steps):

@@ -1,6 +1,4 @@
-"""RL as a stage of a recipe: two engines, resumed, journaled, watched, recorded and saved; it ends early when a
-budget is spent.
-"""
+"""RL as a stage of a recipe: resumed, journaled, watched, recorded and saved; it ends early when a budget is spent."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from ..settings.verbs import Reinforce
 from .common import Checkpoints, build_engine, split_cut
 from .session import Session
 
-VALIDATION = 0x76616C  # validation draws other random numbers than training
+VALIDATION = 0x76616C  # key of validation's random numbers, which differ from training's
 
 
 class _Spent(Exception):
@@ -38,7 +36,7 @@ class _Spent(Exception):
 
 
 def actions_of(job: Job, stage: Reinforce, name: str) -> int:
-    """The actions that an earlier stage took."""
+    """The number of actions that an earlier stage took."""
     outcome = job.outcome(name)
     if "actions" not in outcome:
         raise ConfigError(f"stages: {stage.name}.counting: stage '{name}' counts no actions; name collect stages")
@@ -105,13 +103,13 @@ class StageTrainer(Trainer):
 
     def episodes(self, step: int) -> list[Any]:
         made = self.deal(step)
-        if step >= self.issued:  # not when it is dealt again
+        if step >= self.issued:  # not again when an episode is repeated
             self.session.note("issued", step, {e.prompt_id for e in made})
             self.issued = step + 1
         return made
 
     def more_episodes(self, step: int, number: int) -> list[Any]:
-        # prompts that no step has
+        # prompt numbers beyond those of all steps
         return self.deal(self.stage.steps + step * getattr(self.algorithm, "refills", 0) + number)
 
     def reference(self, batches: list[PackedBatch]) -> list[torch.Tensor]:
@@ -161,9 +159,7 @@ class StageTrainer(Trainer):
     # The episodes.
 
     def deal(self, number: int) -> list[Any]:
-        """This data rank's episodes of the so many-th step's worth of the endless stream of prompts, all samples of
-        each.
-        """
+        """This data rank's episodes of a step's share of the endless stream of prompts, all samples of each."""
         each, samples = self.stage.prompts_per_step, range(self.stage.samples_per_prompt)
         places = self.mesh.share(range(number * each, (number + 1) * each))
         asked = [(place, self.train_tasks[self.order(place)]) for place in places]
@@ -178,7 +174,7 @@ class StageTrainer(Trainer):
         return self.tasks.play(sampler, episodes, self.params, seed)
 
     def measure(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-        """What a step's record says beside the loop's own values, on every rank; episodes are counted on the way."""
+        """Values of a step to record besides the loop's own, on every rank; also counts the episodes."""
         if self.counts:
             parts = self.mesh.gather(self.tasks.tally([*trajectories, *self.refilled]))
             for name in self.counts:
@@ -187,7 +183,7 @@ class StageTrainer(Trainer):
         return {**self.tasks.measures(trajectories, self.mesh.gather), **self.counts, **held_out}
 
     def on_held_out_tasks(self, step: int) -> dict[str, float]:
-        """Scores on tasks of the test split, where the stage asks for them."""
+        """Scores on tasks of the test split, if the stage validates on them."""
         asked = self.stage.validation
         if asked is None or not (step % asked.every == 0 or step == self.stage.steps or self.ended_by()):
             return {}
@@ -213,8 +209,8 @@ class StageTrainer(Trainer):
         return values | {"alarm/exploitation": 1.0}
 
     def _played(self, tasks: Sequence[Any], samples: int, step: int) -> list[Trajectory]:
-        """Some tasks, played by all ranks together. As in training, servers that lost their weights get them again, and
-        too many Invalid samples stop the run: what is left of them says little, of a gap least of all.
+        """Play some tasks on all ranks together. As in training, servers that lost their weights get them again, and
+        too many Invalid samples stop the run.
         """
         asked = [(i, task, k) for i, task in enumerate(tasks) for k in range(samples)]
         seed, where = fold(self.job.recipe.seed, 5, step), f"validation after {step} steps"
@@ -227,19 +223,19 @@ class StageTrainer(Trainer):
         _, played = take_with_republish(self.mesh, self.sampler, take, publish, where)
         require_valid(played, self.stage.rollouts.max_invalid_share, self.mesh.gather, where)
         if getattr(self.stage.rollouts.sampler, "colocated", False):
-            # a checkpoint may follow: the trainer gets its memory back, and the sampler that slept its weights
+            # a checkpoint may follow: give the trainer its memory back, and a sampler that slept its weights
             self.rest()
             publish()
         return [t for part in self.mesh.gather(played) for t in part]
 
     def counted(self) -> tuple[str, ...]:
-        """Names of the counts that are kept in checkpoints."""
+        """Names of the counts that checkpoints keep."""
         counted = self.tasks.counted or (("actions",) if self.stage.actions is not None else ())
         return (*counted, "exploited") if self.tasks.imagined_by is not None else counted
 
     def ended_by(self) -> str | None:
-        """The setting that ends the stage after this step, in words: the budget of actions where it is used up, or the
-        limit of what may be imagined where it was passed. None where it goes on.
+        """The setting that ends the stage after this step, in words: the budget of actions, or the limit on the gap
+        between imagination and the true world. None if the stage continues.
         """
         budget = self.stage.actions
         if budget is not None and self.counts["actions"] + self.before >= budget:

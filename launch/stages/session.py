@@ -1,4 +1,4 @@
-"""What the RL stages share around the loop: the sampler of the recipe, the journal, the alarms and a critic."""
+"""What RL stages share around the loop: sampler, journal, alarms and critic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tell_damage(job: Job, found: Sequence[str]) -> None:
 
 
 class Session:
-    """One stage's rollouts: its sampler, what the journal keeps of them, and the alarms that watch them."""
+    """One stage's rollouts: the sampler, their journal, and the alarms that watch them."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class Session:
     ) -> None:
         folder = job.stage_folder(stage)
         self.job, self.settings, self.engine, self.ahead = job, settings, engine, settings.ahead
-        self.staleness = settings.ahead * updates  # optimizer steps that a rollout may be behind
+        self.staleness = settings.ahead * updates  # optimizer steps that a rollout may lag behind
         self.journal = Journal(folder / "journal", job.mesh.data_rank)
         streamed = settings.streamed
-        newest = engine.steps if streamed else None  # later weights will be others: what is sampled when varies
+        newest = engine.steps if streamed else None  # later weights will differ, as sampling ahead depends on timing
         found = self.journal.resume(start, newest) if job.mesh.is_leader else []
-        # what ranks of an earlier, larger layout wrote is gone beyond the checkpoint too
+        # also drop what ranks of an earlier, larger layout wrote beyond the checkpoint
         for rank in sorted(self.journal.ranks()) if job.mesh.is_main else ():
             if rank >= job.mesh.data_size:
                 found += Journal(self.journal.folder, rank).resume(start, newest)
@@ -93,9 +93,9 @@ class Session:
         episodes: Callable[[], list[Any]],
         play: Callable[[Sampler, list[Any]], list[Trajectory]],
     ) -> dict[str, float]:
-        """Every so many steps the rewards of the episodes of the cut, which no step trains on."""
+        """Every `validation.every` steps: rewards of episodes that are set aside for validation."""
         every = self.settings.validation.every
-        # the journal is for what is trained
+        # the journal is only for training
         inner = self.sampler.inner if isinstance(self.sampler, JournalSampler) else None
         if inner is None or not every or step % every:
             return {}
@@ -138,14 +138,14 @@ class Session:
         return values
 
     def trained(self, kept: Sequence[Trajectory]) -> None:
-        """Count the lengths of what a step was trained on."""
+        """Count the lengths of the answers that a step was trained on."""
         for _, sequence in rows(kept):
             spans = groupby(sequence.roles)
             self.lengths.update(len([*span]) for role, span in spans if role == Role.ACTION)
 
     def write_lengths(self, seed: int) -> None:
-        """A table that sets the answers that were trained on beside all that were sampled, where sampling did not wait
-        for training: long ones must not be missing. Every rank calls this.
+        """Write a table of the lengths of sampled and trained answers, if sampling ran ahead of training: long answers
+        must not be missing. Every rank calls this.
         """
         if not isinstance(self.sampler, JournalStream):
             return
@@ -155,14 +155,14 @@ class Session:
             self.job.run.write_result(f"{self.stage}-lengths", lengths_table(self.stage, *both))
 
     def note(self, event: Event, step: int, prompts: Iterable[int] = ()) -> None:
-        """An event of this data rank's prompts, once."""
+        """Write an event for this data rank's prompts, once."""
         if self.job.mesh.is_leader:
             self.journal.note(event, step, sorted(prompts))
 
     def with_critic(
         self, algorithm: Algorithm, optimizer: OptimizerConfig | None, init: str, checkpoints: Checkpoints, start: int
     ) -> Engine | None:
-        """The critic of an algorithm that has one, resumed with the policy; it is saved with it from then on."""
+        """The critic, if the algorithm has one, resumed with the policy; from then on it is saved with it."""
         if optimizer is None or "values" not in needs(algorithm):
             return None
         critic = build_engine(self.job, optimizer, init, value_head="scalar")

@@ -41,7 +41,7 @@ class Demonstrations:
         self.tasks, self.where, self.train = tasks, where, tasks.imitated()
         self.order, self.pad_id = tasks.lesson_order, tasks.pad_id
         self._kept: dict[int, list[TokenSequence]] = {}
-        self._tokens = 0  # of those kept
+        self._tokens = 0  # tokens of those kept
 
     def __len__(self) -> int:
         return len(self.train)
@@ -58,13 +58,13 @@ class Demonstrations:
         return [sequence for i in places for sequence in self._kept[i]]
 
     def tokens(self, places: Sequence[int]) -> int:
-        """How many tokens of these are learnt from."""
+        """The number of tokens to learn in these tasks."""
         each = self.tasks.lesson_tokens
         return answer_tokens(self.at(places)) if each is None else each * len(places)
 
 
 class Collected:
-    """The lessons of a collect stage, read once: they are small beside a model."""
+    """The lessons of a collect stage, all in memory: they are small compared to a model."""
 
     def __init__(self, job: Job, data: str, part: str) -> None:
         collected = next(stage for stage in job.recipe.stages if stage.name == data)
@@ -95,7 +95,7 @@ Lessons = Demonstrations | Collected
 
 
 def _sequence(sample: dict[str, Any]) -> TokenSequence:
-    """A lesson up to its last token that is learnt: what follows, such as the page after an action, changes nothing."""
+    """Cut a lesson after its last learnt token: what follows, such as the page after an action, has no effect."""
     roles = sample["roles.npy"]
     end = int(max(np.flatnonzero(np.isin(roles, LEARNT)), default=len(roles) - 1)) + 1
     return TokenSequence(tuple(sample["tokens.npy"][:end].tolist()), tuple(map(Role, roles[:end].tolist())))
@@ -103,7 +103,7 @@ def _sequence(sample: dict[str, Any]) -> TokenSequence:
 
 @contextmanager
 def lessons_of(stage: Tune, job: Job) -> Iterator[Lessons]:
-    """What the stage imitates."""
+    """The lessons that the stage imitates."""
     if stage.data is None:
         with environment(stage, job) as tasks:
             yield Demonstrations(tasks, f"stages: {stage.name}")
@@ -119,12 +119,12 @@ def lessons_of(stage: Tune, job: Job) -> Iterator[Lessons]:
 
 
 def answer_tokens(lessons: Sequence[TokenSequence]) -> int:
-    """How many tokens are learnt from."""
+    """The number of tokens to learn."""
     return sum(lesson.roles.count(role) for lesson in lessons for role in LEARNT)
 
 
 def prompt_tokens(lesson: TokenSequence, pad_id: int) -> np.ndarray:
-    """Which tokens of the prompt follow another one of it, so neither the padding in front nor the first."""
+    """Mask of prompt tokens that follow another prompt token: neither the padding in front nor the first token."""
     ids, read = np.asarray(lesson.ids), np.asarray(lesson.roles) == Role.PROMPT
     read[: int(np.argmax(ids != pad_id)) + 1] = False
     return read
@@ -133,8 +133,8 @@ def prompt_tokens(lesson: TokenSequence, pad_id: int) -> np.ndarray:
 def weighted(
     lesson: TokenSequence, total: int, prompt_weight: float, pad_id: int, prompt_loss: float = 0.0
 ) -> TrainSequence:
-    """A lesson whose answer tokens weigh 1 / total of the step, and its prompt's `prompt_weight` times that, or each
-    `prompt_loss`. Padding is not learnt."""
+    """A lesson whose answer tokens weigh 1 / total of the step, and its prompt tokens `prompt_weight` times that, or
+    `prompt_loss` each. Padding is not learnt."""
     weight = sum(
         (role_weight(lesson, role, 1.0 / total) for role in LEARNT[1:]), role_weight(lesson, LEARNT[0], 1.0 / total)
     )
@@ -162,7 +162,7 @@ def check(stage: Tune, job: Job) -> None:
 
 
 def run(stage: Tune, job: Job) -> dict[str, Any]:
-    """Train to the last step and say how many answer tokens it took. Leaders read the lessons and hand them to their
+    """Train to the last step; the outcome counts answer tokens. Leaders read the lessons and send them to their
     peers.
     """
     with lessons_of(stage, job) as lessons:
@@ -178,7 +178,7 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
             chosen = job.mesh.from_leader(lambda: lessons.at(dealt(places_of(step), job.mesh)))
             total = sum(job.mesh.gather(answer_tokens(chosen)))
             read = stage.prompt_loss
-            if read:  # of every prompt token
+            if read:  # weight of every prompt token
                 read /= max(
                     sum(job.mesh.gather(int(sum(prompt_tokens(lesson, lessons.pad_id).sum() for lesson in chosen)))), 1
                 )
@@ -209,8 +209,8 @@ def _described(sums: dict[str, float]) -> dict[str, float]:
 
 
 def stretched(optimizer: OptimizerConfig, steps: int) -> OptimizerConfig:
-    """The same schedule over another number of steps, warm-up and all: how many turns of self-play survive their
-    filter, and so how long an epoch is, is not known before.
+    """The same schedule, warm-up included, stretched to another number of steps: how many turns of self-play survive
+    the filter, and so the length of an epoch, is not known in advance.
     """
     if optimizer.schedule == "constant":
         return optimizer
@@ -219,7 +219,7 @@ def stretched(optimizer: OptimizerConfig, steps: int) -> OptimizerConfig:
 
 
 def matched_steps(lessons: Lessons, places_of: Callable[[int], list[int]], wanted: int, mesh: Mesh) -> int:
-    """Steps until the stream has given at least so many answer tokens. Collective: every rank counts its part."""
+    """Steps until the stream has yielded at least this many answer tokens. Collective: every rank counts its part."""
     seen = 0
     for step in count():
         if seen >= wanted:
@@ -230,7 +230,7 @@ def matched_steps(lessons: Lessons, places_of: Callable[[int], list[int]], wante
 
 
 def held_out_loss(stage: Tune, job: Job, engine: Any) -> float | None:
-    """Mean cross-entropy of lessons that were held out, None where none were."""
+    """Mean cross-entropy of held-out lessons, None if there are none."""
     chosen = Collected(job, str(stage.data), HELD_OUT).read[:HELD_OUT_MOST]
     if not chosen:
         return None

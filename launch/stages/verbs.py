@@ -38,13 +38,13 @@ def _load(folder: Path, files: frozenset[tuple[str, int, int]] = frozenset()) ->
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
-    """The folder's tokenizer, read again where a file of the folder has come, gone or changed."""
+    """The folder's tokenizer, read again if a file of the folder was added, removed or changed."""
     kept = {path.name: path.stat() for path in folder.glob("*") if path.is_file()}
     return _load(folder.absolute(), frozenset((name, s.st_mtime_ns, s.st_size) for name, s in kept.items()))
 
 
 def start_of(job: Job) -> Start:
-    """The recipe's start; another may bring the reward model that judges."""
+    """The recipe's start stage; a second one may load a reward model."""
     judges = {stage.orm for stage in job.recipe.stages if isinstance(stage, WebJudge)}
     starts = [stage for stage in job.recipe.stages if isinstance(stage, Start) and stage.name not in judges]
     if len(starts) != 1:
@@ -60,9 +60,7 @@ def has_start(recipe: Recipe) -> bool:
 
 
 def tokenizer_of(job: Job) -> Tokenizer:
-    """The tokenizer that the start left, or will leave; in a recipe without a start the one that its environment
-    prescribes.
-    """
+    """The tokenizer that the start stage leaves, or will leave; without a start, the one its environment prescribes."""
     given = None if has_start(job.recipe) else given_tokenizer(environments_of(job.recipe))
     if given is not None:
         if given.vocab_size > job.model.vocab:
@@ -80,7 +78,7 @@ def tokenizer_of(job: Job) -> Tokenizer:
 
 
 def bytes_stand_in(settings: EnvironmentSettings, job: Job) -> bool:
-    """Whether `tokenizer_of` has bytes in place of this environment's pieces, which the start will gather."""
+    """Whether `tokenizer_of` returns bytes for now, because the start stage will gather this environment's pieces."""
     if not getattr(settings, "gathers_pieces", False):
         return False
     start = start_of(job)
@@ -95,11 +93,11 @@ def environments_of(recipe: Recipe) -> list[EnvironmentSettings]:
 
 
 def require_same_files(settings: DataEnvironment | OwnEnvironment, run: Run) -> None:
-    """Note what the rows are when they are first read, and the modules that the user's code imports from beside it; a
-    run is not gone on with on others.
+    """Record digests of the rows when they are first read, and of modules that user code imports from its own folder; a
+    run refuses to resume with changed ones.
     """
     kept = run.path / ROWS
-    binding = run.token or has_begun(run.path)  # a check foretells the start, which drops the record otherwise
+    binding = run.token or has_begun(run.path)  # a check predicts the start of a run, which would drop the record
     known: dict[str, str] = (read_json(kept) if binding else None) or {}
     if known and (not isinstance(known, dict) or known.pop("digest", None) != json_digest(known)):
         raise StorageError(
@@ -121,7 +119,7 @@ def require_same_files(settings: DataEnvironment | OwnEnvironment, run: Run) -> 
 
 @contextmanager
 def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator[Tasks]:
-    """The stage's environment, or the recipe's; its process ends with the block."""
+    """Open the stage's environment, or the recipe's; its process ends with the block."""
     settings = stage.env or job.recipe.env
     if settings is None:
         raise ConfigError(
@@ -130,7 +128,7 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
     if isinstance(settings, DataEnvironment | OwnEnvironment) and job.mesh.is_main:
         require_same_files(settings, job.run)
     made, tokenizer = made_for(settings, job), tokenizer_in(settings, job)
-    # nobody knows yet how many tokens a prompt will have
+    # prompt lengths in tokens are not known yet
     most = job.model.max_positions if tokenizer is not None else None
     loading_s = LOADING_S if job.run.token else CHECKING_S
     with open_tasks(settings, tokenizer or ByteTokenizer(), most, made, loading_s) as tasks:
@@ -141,8 +139,8 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
 
 
 def tokenizer_in(settings: EnvironmentSettings, job: Job) -> Tokenizer | None:
-    """The tokenizer of an environment's texts; None where its tokens are codes, or the stage that learns it has not
-    finished.
+    """The tokenizer of an environment's texts; None if its tokens are codes, or the stage that learns it is not
+    done.
     """
     if getattr(settings, "layout", None) is not None:
         return None
@@ -151,7 +149,7 @@ def tokenizer_in(settings: EnvironmentSettings, job: Job) -> Tokenizer | None:
 
 
 def require_sampler(stage: Collect | Reinforce | Score, job: Job) -> None:
-    """Refuse, before the run starts, a sampler that has no layers of the model."""
+    """Refuse, before the run starts, a sampler that does not support the model's layers."""
     sampler = sampler_of(stage, job.recipe.stages)
     if job.model.block != "llama" and (sampler is None or sampler.kind == "embedded"):
         setting = "sampler" if isinstance(stage, Score) else "rollouts.sampler"
@@ -162,8 +160,8 @@ def require_sampler(stage: Collect | Reinforce | Score, job: Job) -> None:
 
 
 def made_for(settings: EnvironmentSettings, job: Job) -> Made | None:
-    """What the last of the stages that make what an environment reads made, with what those before it made; None
-    where it makes or reads its tasks itself.
+    """The data that stages made for an environment: that of the last such stage, with the earlier ones' in `uses`; None
+    if it makes or reads its tasks itself.
     """
     names = sources(settings)
     uses = {key: made_by(name, job) for key, name in names.items() if key != "data"}
@@ -171,7 +169,7 @@ def made_for(settings: EnvironmentSettings, job: Job) -> Made | None:
 
 
 def made_by(name: str, job: Job) -> Made:
-    """What a stage makes."""
+    """The data that a stage makes."""
     stage = next(stage for stage in job.recipe.stages if stage.name == name)
     own = {f.name: getattr(stage, f.name) for f in fields(stage)}
     vocab = job.model.vocab if learns_tokenizer(job.recipe, name) else None
@@ -180,15 +178,15 @@ def made_by(name: str, job: Job) -> Made:
 
 
 def learnt_tokenizer(job: Job, stage: str) -> Tokenizer | None:
-    """The start's tokenizer, or the one that a data stage learns in its place, None before that stage has finished."""
+    """The start's tokenizer, or the one that a data stage learns instead; None until that stage has finished."""
     if not learns_tokenizer(job.recipe, stage):
         return tokenizer_of(job)
     return _load(job.stage_folder(stage) / TOKENIZER) if job.run.outcome(stage) is not None else None
 
 
 def learns_tokenizer(recipe: Recipe, stage: str) -> bool:
-    """Whether a stage that makes questions learns a tokenizer from them: its own, or the recipe's where nothing else
-    brings one.
+    """Whether a stage that makes questions learns a tokenizer from them: by its own setting, or because the recipe has
+    no other.
     """
     settings = next(getattr(other, "env", None) or recipe.env for other in recipe.stages if other.name == stage)
     if not isinstance(settings, QuestionSettings) or settings.data != stage or settings.in_shards:
@@ -198,7 +196,7 @@ def learns_tokenizer(recipe: Recipe, stage: str) -> bool:
 
 
 def text_tokenizer(job: Job) -> Tokenizer:
-    """The tokenizer of a recipe of text: that of its start, or the one that was learnt in the place of one."""
+    """The tokenizer of a text recipe: that of its start, or the one that was learnt instead."""
     if has_start(job.recipe):
         return tokenizer_of(job)
     learnt = next((stage.name for stage in job.recipe.stages if learns_tokenizer(job.recipe, stage.name)), None)
@@ -206,7 +204,7 @@ def text_tokenizer(job: Job) -> Tokenizer:
 
 
 def require_judged(tasks: Tasks, split: Split, samples: int = 1) -> None:
-    """Refuse an environment whose episodes nothing judges, or whose judge misses something."""
+    """Refuse an environment without a judge, or whose judge lacks something."""
     if not tasks.judged():
         raise ConfigError(f"env.reward: nothing judges the answers; name one: file.py:function, {', '.join(REWARDS)}")
     tasks.require_judge(split, samples)

@@ -65,7 +65,7 @@ def test_no_whole_checkpoint_left_is_said_and_a_step_can_be_chosen(victim: Victi
     for step in (1, 2):
         flip(run / "checkpoints" / "rlvr" / f"step-{step:06d}" / "shard_00000.safetensors")
     end = start(run)
-    assert end.code == 3 and "none of its checkpoints is whole" in end.said and "--back-to rlvr:0" in end.said, end
+    assert end.code == 3 and "none of its checkpoints is complete" in end.said and "--back-to rlvr:0" in end.said, end
     wrong = start(run, back="rlvr:9")
     assert wrong.code == 2 and "are: 1, 2" in wrong.said, wrong
     assert start(run, back="rlvr:0").code == 0
