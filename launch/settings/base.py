@@ -1,4 +1,4 @@
-"""What the settings of stages share, whatever their world. Importable without torch."""
+"""Settings that stages share, whatever their world. Importable without torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def positive(settings: Any, *names: str) -> None:
 
 
 def references(stage: Any, env: Any = None) -> list[str]:
-    """The earlier stages that a stage names, in the fields that its class lists in `uses`; and those that made what
-    its environment reads, or train a model that it asks, be that its own or the recipe's `env`."""
+    """The earlier stages that a stage depends on: named in the fields that its class lists in `uses`, or by its
+    environment (its own or the recipe's), which reads their data or asks their model."""
     read = (stage.env or env) if hasattr(stage, "env") else None
     made = [*sources(read).values()]
     earlier = made[: made.index(stage.name)] if stage.name in made else made
@@ -33,16 +33,14 @@ def references(stage: Any, env: Any = None) -> list[str]:
 
 
 def sources(env: Any) -> dict[str, str]:
-    """The stages that make what an environment reads, by the settings that name them: each makes its part from what
-    those before it made.
-    """
+    """The stages that make an environment's data, by the settings that name them; each builds on the ones before it."""
     keys = getattr(env, "sources", ("data",))
     return {key: name for key in keys if (name := getattr(env, key, None)) is not None}
 
 
 def dealt_evenly(stage: Any) -> tuple[str, ...]:
-    """The settings, listed by a stage's class in `even`, that must be a multiple of the data-parallel ranks: each
-    takes an equal part.
+    """The settings, listed in `even` of the stage's class, that must be a multiple of the data-parallel ranks, since
+    each takes an equal part.
     """
     return getattr(stage, "even", ())
 
@@ -60,13 +58,13 @@ class Lora:
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints of a stage stay."""
+    """Which checkpoints of a stage are kept."""
 
-    keep: int = 2  # the newest so many: where one is damaged, a resume takes the one before it
-    best: str | None = None  # and the one with the best value of this metric, such as validation/mean
-    lowest: bool = False  # the best is the lowest, as of a loss
-    # once a later stage trains, of a finished one: the weights of its last and best checkpoint; or all as they are,
-    # from which `--steps` and `--back-to` can go on. The last stage that trains stays as it is
+    keep: int = 2  # how many of the newest; if one is damaged, a resume uses the previous one
+    best: str | None = None  # also keep the one with the best value of this metric, such as validation/mean
+    lowest: bool = False  # whether lower is better, as for a loss
+    # what a finished stage keeps once a later one trains: the weights of its last and best checkpoint, or everything
+    # (whole), from which `--steps` and `--back-to` can continue. The last stage that trains is left as it is
     finished: Literal["weights", "whole"] = "weights"
 
     def __post_init__(self) -> None:
@@ -77,18 +75,18 @@ class Retention:
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicy:
-    """What every RL stage has, whatever its tasks are."""
+    """Settings of every RL stage, whatever its tasks."""
 
     name: str
     init: str  # the stage whose weights to start from
     algorithm: Algorithm  # how rewards become a loss
     prompts_per_step: int  # groups of samples in one rollout
     samples_per_prompt: int  # size of a group
-    steps: int  # rollouts in all
+    steps: int  # number of rollouts
     optimizer: OptimizerConfig
-    # mini-batches of whole groups that a step's rollout is cut into, an optimizer step each
+    # mini-batches of whole groups per rollout, one optimizer step each
     updates_per_rollout: int = 1
-    epochs_per_rollout: int = 1  # times that a rollout is gone through
+    epochs_per_rollout: int = 1  # passes over a rollout
     temperature: float = 1.0
     drift_gate: float = 0.05  # mean |sampler - trainer log-prob| above which the run stops
     checkpoint_every: int = 10
@@ -128,18 +126,18 @@ class Export:
 
 
 def needs_reference(stage: OnPolicy) -> bool:
-    """Whether an RL stage keeps the weights it began with: for a KL term, or to report the divergence from them."""
+    """Whether an RL stage keeps its initial weights: for a KL term, or to report the divergence from them."""
     return stage.rollouts.report_kl or "reference" in needs(stage.algorithm)
 
 
 def retention_of(stage: Any) -> Retention | None:
-    """Which checkpoints of a stage stay; None for one that trains nothing from step to step."""
+    """Which checkpoints of a stage are kept; None for a stage that does not train in steps."""
     return getattr(stage, "checkpoints", None) or getattr(getattr(stage, "training", None), "checkpoints", None)
 
 
 def sampler_of(stage: Any, stages: Iterable[Any]) -> SamplerConfig | None:
-    """What a stage of a recipe samples with: an evaluation that names nothing as the recipe's first RL stage does. None
-    where no model is asked, as in a collect stage without one.
+    """The rollout settings of a stage; an evaluation without its own uses those of the recipe's first RL stage. None if
+    no model is asked, as in a collect stage without one.
     """
     if hasattr(stage, "rollouts"):
         return stage.rollouts.sampler if getattr(stage, "model", "") is not None else None

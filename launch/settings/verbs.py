@@ -14,17 +14,17 @@ from .base import Lora, OnPolicy, Retention, positive
 
 @dataclass(frozen=True)
 class Start:
-    """Where the models of a recipe begin: a Hugging Face model with its tokenizer, or fresh weights.
+    """The start of a recipe's models: a Hugging Face model with its tokenizer, or fresh weights.
 
-    Fresh ones read bytes, what the recipe's environments make for them (worlds have a tokenizer of their own pieces),
-    or your own tokenizer.
+    Fresh weights come with a byte tokenizer, one made for the recipe's environments (worlds have one of their own
+    pieces), or your own.
     """
 
     kind: Literal["start"]
     name: str
     # its folder, or a model of the hub pinned to a commit; its sizes must be those of `model`
     folder: str | None = None
-    # of fresh weights: `file.py:function` that gives one of transformers or of terrella.data.tokenizers
+    # for fresh weights: `file.py:function` that returns one of transformers or of terrella.data.tokenizers
     tokenizer: ByPath | None = None
 
     def __post_init__(self) -> None:
@@ -34,29 +34,29 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Collect:
-    """Training tasks are played, by a model or without one, and what is worth imitating becomes shards for sft stages.
+    """Plays training tasks, with or without a model, and writes what is worth imitating as shards for sft stages.
 
-    Where the environment names this very stage as its `data`, the environment itself makes what all stages read, such
-    as rooms and play in them, or questions about games, by its own settings.
+    If the environment names this stage as its `data`, the environment makes its own data here, such as rooms and play
+    in them, or questions about games, by its own settings.
     """
 
     kind: Literal["collect"]
     name: str
-    prompts: int | None = None  # training tasks, from the first on; questions that are made need no number
+    prompts: int | None = None  # number of training tasks; none if the environment makes its own data
     samples_per_prompt: int = 1
     env: EnvironmentSettings | None = None  # default: the recipe's
-    # the stage whose model plays; without one demonstrations do, or in worlds the random policy
+    # the stage whose model plays; default: demonstrations or, in worlds, the random policy
     model: str | None = None
-    # a collect stage with a model: its very answers are taken again, for an environment that teaches otherwise
+    # a collect stage with a model: its answers are reused, for an environment that teaches something else
     again: str | None = None
-    least_reward: float | None = None  # episodes below it teach nothing: rejection sampling
-    validation_share: float = 0.2  # of the episodes, held out to say what an sft stage learnt
+    least_reward: float | None = None  # episodes with less are not imitated: rejection sampling
+    validation_share: float = 0.2  # share of episodes held out, to measure what an sft stage learnt
     max_new_tokens: int = 400
     temperature: float = 1.0
     prompts_at_once: int = 32
     samples_per_shard: int = 4096
     rollouts: Rollouts = field(default_factory=Rollouts)
-    # mean |sampler - trainer log-prob| above which the stage stops, where the sampler holds weights of its own
+    # mean |sampler - trainer log-prob| above which the stage stops, for a sampler with its own copy of the weights
     drift_gate: float = 0.05
     uses: ClassVar[tuple[str, ...]] = ("model", "again")
 
@@ -71,28 +71,28 @@ class Collect:
 
 @dataclass(frozen=True, kw_only=True)
 class Tune:
-    """Supervised fine-tuning: cross-entropy on the environment's demonstrations, or on what a collect stage left,
-    all turns of it.
+    """Supervised fine-tuning: cross-entropy on the environment's demonstrations, or on all turns that a collect stage
+    wrote.
     """
 
     kind: Literal["sft"]
     name: str
     init: str | None = None  # the stage whose weights to start from; without one, and without a start, they are fresh
-    data: str | None = None  # a collect stage; without one the environment's demonstrations are imitated
+    data: str | None = None  # a collect stage; default: the environment's demonstrations
     sequences_per_step: int
     optimizer: OptimizerConfig
     steps: int | None = None
-    # over the training tasks, or what was collected; give either epochs, steps or match_tokens_of
+    # passes over the training tasks, or what was collected; give one of epochs, steps and match_tokens_of
     epochs: float | None = None
-    # a finished stage: take as many steps as teach at least the tokens that it learnt from, or sampled where it was RL
+    # a stage: train until at least as many tokens are learnt as it learnt or, for RL, sampled
     match_tokens_of: str | None = None
-    # fit optimizer.warmup_steps and optimizer.total_steps, in their ratio, to the steps that the stage comes to
+    # scale optimizer.warmup_steps and optimizer.total_steps to the number of steps of the stage
     stretch_schedule: bool = False
     env: EnvironmentSettings | None = None  # default: the recipe's
     lora: Lora | None = None
-    # of the prompts' own tokens, beside 1 of the answers': models from scratch learn to copy from them
+    # weight of a prompt token, relative to 1 for answers: models from scratch learn to copy from prompts
     prompt_weight: float = 0.0
-    # weight of the mean loss over the prompts' tokens, beside 1 of that over the answers', however long they are
+    # weight of the mean loss over prompt tokens, relative to 1 for that over answers, however long they are
     prompt_loss: float = 0.0
     microbatch_tokens: int = 8192
     checkpoint_every: int = 100
@@ -121,15 +121,15 @@ class Tune:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Tasks of the test split played after every so many steps, and after the last."""
+    """Tasks of the test split, played every `every` steps and after the last."""
 
     every: int = 10
     prompts: int = 128
     samples: int = 8  # of each
-    # RL in an imagined world: the same tasks are played in it too; success there minus success in the true world, above
-    # which the agent exploits its world model
+    # RL in an imagined world: the gap between success there and in the true world, on the same tasks, above which the
+    # agent exploits its world model
     max_gap: float = 0.3
-    on_gap: Literal["warn", "stop"] = "warn"  # what follows: an alarm, or the stage ends there and the run goes on
+    on_gap: Literal["warn", "stop"] = "warn"  # reaction: an alarm, or the stage ends and the run continues
 
     def __post_init__(self) -> None:
         positive(self, "every", "prompts", "samples", "max_gap")
@@ -144,9 +144,9 @@ class Reinforce(OnPolicy):
     kind: Literal["rl"]
     max_new_tokens: int | None = None  # of one turn; environments whose answers have a length of their own need none
     env: EnvironmentSettings | None = None  # default: the recipe's
-    # stop once this stage and those in `counting` have taken so many actions; `steps` is then the most
+    # stop once this stage and those in `counting` have taken this many actions; `steps` is then the maximum
     actions: int | None = None
-    counting: list[str] = field(default_factory=list)  # collect stages whose actions count as this stage's
+    counting: list[str] = field(default_factory=list)  # collect stages whose actions are counted too
     validation: HeldOut | None = None  # on held-out tasks; rollouts.validation is on a cut of the training tasks
     lora: Lora | None = None
     microbatch_tokens: int = 8192
@@ -167,22 +167,22 @@ class Reinforce(OnPolicy):
 
 @dataclass(frozen=True)
 class Arm:
-    """A model as it is evaluated and compared."""
+    """A model in an evaluation, with its environment."""
 
     name: str  # in tables
     model: str
-    # how it meets the stage's tasks; default: as in the stage that trained it or collected its lessons. Where that
-    # differs from an env that the stage itself names, the arm must say which
+    # the environment it plays in; default: that of the stage that trained it or collected its lessons. If that
+    # differs from an env of this stage, the arm must name one
     env: EnvironmentSettings | None = None
-    control: bool = False  # the report marks it as one
+    control: bool = False  # marked as a control in the report
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Held-out tasks for several stages' models, beside trivial policies and, where there are demonstrations, the true
-    answers.
+    """Evaluates several stages' models on held-out tasks, beside trivial policies and, if there are demonstrations, the
+    true answers.
 
-    Give `models`, or `arms`: models with names, and environments to meet their tasks in, of their own.
+    Give `models`, or `arms`: models with their own names and environments.
     """
 
     name: str
@@ -216,12 +216,12 @@ class Score:
 
     @property
     def compared(self) -> list[Arm]:
-        """The arms, or the models as arms in the stage's own environment."""
+        """The arms; `models` become arms in the stage's environment."""
         return self.arms or [Arm(name, name, self.env, name == self.control) for name in self.models]
 
     @property
     def names(self) -> list[str]:
-        """What the models are called in tables."""
+        """The names of the models in tables."""
         return [arm.name for arm in self.compared]
 
     @property
@@ -232,10 +232,10 @@ class Score:
 
 @dataclass(frozen=True)
 class OwnStage(KindByPath):
-    """A stage of one's own, `kind: file.py:name`: `def name(stage, job)` is called on every rank, and gives its outcome
-    as a dict.
+    """Your own stage, `kind: file.py:name`: `def name(stage, job)` is called on every rank and returns its outcome as a
+    dict.
 
-    `stage.args` holds the further keys; `job` has the run's folder, the mesh of ranks, the recipe and the outcomes of
+    `stage.args` holds the other keys; `job` has the run's folder, the mesh of ranks, the recipe and the outcomes of
     earlier stages.
     """
 

@@ -17,21 +17,21 @@ from ..webrl.config import WebSiteEnvironment
 
 @dataclass(frozen=True)
 class DataEnvironment:
-    """Rows of one's own data, one turn each: a prompt, and a reward that judges the answer."""
+    """Rows of your own data, one turn each: a prompt, and a reward that judges the answer."""
 
     kind: Literal["data"]
     # JSONL, JSON or parquet file, a folder of them, a Hugging Face datasets folder, or shards
     train: OwnFile | None = None
-    test: OwnFile | None = None  # rows to evaluate on; without them every `hold_out_every`-th row of train is held out
+    test: OwnFile | None = None  # rows to evaluate on; default: every `hold_out_every`-th row of train
     # exact, contains or number, or `file.py:function`; supervised fine-tuning needs none
     reward: Rule | ByPath | None = None
-    # jinja text over the columns, or a file of it; default: the column `messages`, or `prompt`
+    # jinja template over the columns, or its file; default: the column `messages`, or `prompt`
     template: OwnText | None = None
     # the column with the true answer; default: the last assistant message, or a column named answer
     answer: str | None = None
-    system: OwnText | None = None  # what the model is told first
-    hold_out_every: int = 10  # without `test`, every so many-th row is held out
-    deadline_s: float = 30.0  # of one call of the reward
+    system: OwnText | None = None  # the system message
+    hold_out_every: int = 10  # without `test`, hold out every n-th row
+    deadline_s: float = 30.0  # deadline of one call of the reward
 
     def __post_init__(self) -> None:
         if self.hold_out_every < 2:
@@ -40,7 +40,7 @@ class DataEnvironment:
             raise ValueError(f"deadline_s: {self.deadline_s} must be above 0")
 
 
-# environments of other projects, as `gymnasium:CartPole-v1`: what is before the colon, and the class that plays them
+# environments of other projects, such as `gymnasium:CartPole-v1`: the prefix, and the class that plays them
 ELSEWHERE = {
     "gymnasium": "terrella.rl.exchange.from_gymnasium:GymnasiumEnvironment",
     "openenv": "terrella.rl.exchange.from_openenv:OpenEnvEnvironment",
@@ -51,14 +51,14 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class OwnEnvironment(KindByPath):
-    """An `Environment` of one's own, named as `kind: file.py:Name` or `kind: package.module:Name`; other keys are its
+    """Your own `Environment`, named as `kind: file.py:Name` or `kind: package.module:Name`; other keys are its
     arguments.
 
     One of another project is named as `gymnasium:ID`, `openenv:URL`, `reasoning-gym:TASK` or `verifiers:NAME`.
     """
 
-    max_turns: int = 100  # answers after which an episode is cut off
-    deadline_s: float = 30.0  # of one call of its methods, or one turn
+    max_turns: int = 100  # answers after which an unfinished episode is Invalid
+    deadline_s: float = 30.0  # deadline of one call of its methods, or one turn
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,11 +15,11 @@ class Embedded:
 
     kind: Literal["embedded"] = "embedded"
     max_batch: int | None = None  # requests in flight; default 4096 on a GPU, 256 on a CPU
-    # keys and values on a GPU; default: most of the memory that is free when sampling begins
+    # memory for keys and values on a GPU; default: most of what is free when sampling starts
     cache_gib: float | None = None
     batch_invariant: bool = False  # log-probs equal, bit for bit, to those the trainer scores; slower
-    # tokens that a pass proposes by copying from a row's own context; they change no sample. 0: none; null: on a GPU as
-    # many as pay, on a CPU none
+    # tokens that a pass proposes by copying from a row's own context; samples do not change. 0: none; null: on a GPU as
+    # many as pay off, on a CPU none
     copy: int | None = 0
 
     def __post_init__(self) -> None:
@@ -33,31 +33,32 @@ class Embedded:
 
 @dataclass(frozen=True)
 class Vllm:
-    """vLLM servers: ours, one per entry of `devices`, or other people's by URL. In a cluster job with sampler hosts
-    ours run there.
+    """vLLM servers: started by the run, one per entry of `devices` (in a cluster job with sampler hosts: there), or
+    existing ones by URL.
 
-    With `colocated` there are no servers: every rank has an engine on its own device, and the two take turns.
+    With `colocated` there are no servers: every rank has an engine on its own device, and trainer and engine take
+    turns.
     """
 
     kind: Literal["vllm"] = "vllm"
     # CUDA_VISIBLE_DEVICES of each server, which shares its model over those it names, e.g. "0,1"; "" leaves it as it
     # is. On sampler hosts with GPUs these are dealt out `tensor` to a server, and devices are not read
     devices: list[str] = field(default_factory=lambda: [""])
-    urls: list[str] = field(default_factory=list)  # addresses of servers that run already
+    urls: list[str] = field(default_factory=list)  # addresses of existing servers
     # how weights reach the servers: over the network, or through files
     transport: Literal["broadcast", "disk"] = "broadcast"
-    # library of the broadcast; default: nccl where servers and trainer have GPUs of their own, else gloo
+    # library of the broadcast; default: nccl if servers and trainer have separate GPUs, else gloo
     backend: Literal["gloo", "nccl"] | None = None
-    host: str = "127.0.0.1"  # of the trainer, as the servers see it
+    host: str = "127.0.0.1"  # the trainer's address, as the servers see it
     logprobs: Literal["raw", "processed"] = "raw"  # see VllmSettings
     tensor: int = 1  # GPUs that share one server's model, where `devices` does not name them
     max_length: int = 2048  # tokens of prompt and answer together
-    # requests that a server answers at once; default: 1024 on GPUs of its own, else 256
+    # concurrent requests of a server; default: 1024 on GPUs of its own, else 256
     max_sequences: int | None = None
     # share of a GPU's memory that vLLM takes; default: 0.9 on GPUs of its own, else 0.5
     gpu_memory: float | None = None
-    eager: bool = False  # no CUDA graphs: starts sooner, samples slower
-    adapters_only: bool = False  # of a model with lora: vLLM keeps the frozen weights, and only the adapters are sent
+    eager: bool = False  # no CUDA graphs: starts faster, samples slower
+    adapters_only: bool = False  # with lora: vLLM keeps the frozen weights, and only the adapters are sent
     colocated: bool = False  # an engine in every rank instead of servers
     # colocated: while training vLLM gives back its memory; 1 keeps its weights on the host, 2 drops them
     sleep: Literal[0, 1, 2] = 0
@@ -65,7 +66,7 @@ class Vllm:
     start_s: float = 600.0  # deadlines
     request_s: float = 600.0  # deadline of one request
     sync_s: float = 300.0  # deadline of one weight update
-    # the defaults of earlier releases
+    # defaults of earlier releases
     earlier_defaults: ClassVar[dict[str, Any]] = {"backend": "gloo", "max_sequences": 256, "gpu_memory": 0.5}
 
     def __post_init__(self) -> None:
@@ -93,9 +94,7 @@ class Vllm:
             raise ValueError("sleep: 2 drops the weights that adapters_only does not send again; use 1")
 
     def resolved(self, own_gpus: bool, cuda: bool) -> Vllm:
-        """With what is not given chosen: by whether every server has GPUs that no rank trains on, and whether the
-        trainer has any.
-        """
+        """Fill in defaults, which depend on whether servers have GPUs that no rank trains on, and the trainer any."""
         chosen = {
             "backend": "nccl" if own_gpus and cuda else "gloo",
             "max_sequences": 1024 if own_gpus else 256,
@@ -104,7 +103,7 @@ class Vllm:
         return replace(self, **{name: value for name, value in chosen.items() if getattr(self, name) is None})
 
     def shares(self) -> list[tuple[str, int]]:
-        """Each server's devices, and over how many it shares its model."""
+        """(devices, number of GPUs that share its model) of each server."""
         return [(device, len(device.split(",")) if device else self.tensor) for device in self.devices]
 
 
@@ -113,12 +112,12 @@ SamplerConfig = Embedded | Vllm
 
 @dataclass(frozen=True)
 class Validation:
-    """Rollouts on a cut that is never trained on in this stage, nor part of the test set: before training and every
-    `every` steps.
+    """Rollouts on training tasks that are set aside: never trained on in this stage, and not part of the test set.
+    Played before training and every `every` steps.
     """
 
-    every: int = 0  # steps; 0 makes no cut and never validates
-    prompts: int = 64  # size of the cut
+    every: int = 0  # steps between two; 0 never validates
+    prompts: int = 64  # number of tasks set aside
     samples: int = 1  # of each prompt
 
     def __post_init__(self) -> None:
@@ -128,37 +127,35 @@ class Validation:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """How a training stage samples, what it keeps of it, and which alarms watch it."""
+    """How a training stage samples, what it keeps, and which alarms watch it."""
 
     sampler: SamplerConfig = field(default_factory=Embedded)  # the engine that writes answers
-    # steps that rollouts may begin before they are trained on: sampling goes on while training does, by weights at most
-    # so many steps old. 0: each step is sampled by its own weights, and runs repeat themselves
+    # steps that rollouts may start before they are trained on: sampling overlaps with training, with weights at most
+    # this many steps old. 0: each step is sampled by its own weights, and runs are reproducible
     ahead: int = 0
-    # an episode's next turn is sampled as soon as its world has answered, not when all worlds have. With it, and always
-    # with `ahead`, the last bits of log-probs depend on time, unless sampler.batch_invariant
+    # sample an episode's next turn as soon as its world has answered, not when all worlds have. With it, and always
+    # with `ahead`, the last bits of log-probs depend on timing, unless sampler.batch_invariant
     independent: bool = False
     keep_samples: bool = False  # keep every continuation for a replay, not only those a resume may need
     replay: str | None = None  # folder of a journal whose continuations are used instead of sampling
     # of a model with experts: the trainer sends every token to the experts that the sampler sent it to, whatever its
     # own router would choose by other rounding or newer weights; a reference and a critic choose for themselves
     replay_routing: bool = True
-    # with `ahead`: seconds that a step waits for its rollouts, which others may hold up; without, each request and each
-    # turn of a world has a deadline of its own. Default: 3600
+    # with `ahead`: seconds that a step waits for its rollouts; without it, each request and each turn of a world has
+    # its own deadline. Default: 3600
     deadline_s: float | None = None
     # of a step's samples that may fail, after retries, without stopping the run; they train nothing
     max_invalid_share: float = 0.25
     health: HealthConfig = field(default_factory=HealthConfig)  # alarms on the metrics of a step
     validation: Validation = field(default_factory=Validation)  # held-out rollouts while training
-    # of rl whose algorithm has no KL term: measure the divergence from the stage's start every rollouts_every steps,
-    # for which its weights are kept a second time
+    # if the algorithm has no KL term: measure the divergence from the stage's start every rollouts_every steps, which
+    # keeps a second copy of the weights
     report_kl: bool = False
-    earlier_defaults: ClassVar[dict[str, Any]] = {
-        "deadline_s": 3600.0
-    }  # the default of earlier releases, which runs of theirs hold
+    earlier_defaults: ClassVar[dict[str, Any]] = {"deadline_s": 3600.0}  # default of earlier releases
 
     @property
     def streamed(self) -> bool:
-        """Whether requests are answered one by one, as they come."""
+        """Whether requests are answered one by one, as they arrive."""
         return self.independent or self.ahead > 0
 
     @property
