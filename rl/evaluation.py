@@ -1,6 +1,6 @@
-"""Evaluations of several models on held-out tasks: what was judged, and what an environment makes of it.
+"""Evaluations of several models on held-out tasks: the judgements, and the results that an environment makes of them.
 
-An environment of numbers alone needs none of its own: `reward_results` compares mean rewards.
+An environment with plain rewards can use `reward_results`, which compares means.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import numpy as np
 from ..data.trajectory import Invalid, Trajectory
 from .statistics import Estimate, mean, mean_change, mean_or_share
 
-Rewards = list[float | None]  # of each task, the mean over its samples; None where all of them were Invalid
+Rewards = list[float | None]  # per task, the mean over its samples; None if all of them are Invalid
 ByModel = dict[tuple[str, float], Rewards]  # and temperature
-TEST = "test"  # the part of held-out tasks that every environment has
+TEST = "test"  # the part of the held-out tasks that every environment has
 TRUTH = "demonstrations"
 SHOWN = 12  # episodes kept for the report
-REASON = 300  # letters of a fault's reason in a table's note
+REASON = 300  # characters of a fault's reason in a table's note
 PARTS = {
     "right_answer": "right answer",
     "success": "solved",
     "penalty": "format penalty",
     "bonus": "bonus for states",
 }  # shown beside the reward
-Judged = dict[tuple[str, float, str], list[list[Any]]]  # by model, temperature and part: of each task, each sample's
+Judged = dict[tuple[str, float, str], list[list[Any]]]  # by model, temperature and part: for each task, each sample's
 
 
 @dataclass(frozen=True)
@@ -36,33 +36,35 @@ class Evaluation:
 
     models: list[str]
     temperatures: list[float]  # the summary is about the last one
-    samples: int  # of each task, at temperatures above 0
+    samples: int  # samples per task, at temperatures above 0
     tasks: dict[str, list[Any]]  # by part
     judged: Judged
     before: str | None = None  # the summary compares this model ...
     after: str | None = None  # ... with this one
     control: str | None = None
     controls: tuple[str, ...] = ()  # all that the report marks as controls
-    costs: dict[str, tuple[int, int]] = field(default_factory=dict)  # actions and gradient tokens of a model's training
+    costs: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # (actions, gradient tokens) of each model's training
     trained_by: dict[str, str] = field(default_factory=dict)  # by model: the kind of the stage that trained it
-    # by model and part: what the environment asked its log-probs
+    # by model and part: what the environment measured by log-probs
     probes: dict[tuple[str, str], Any] = field(default_factory=dict)
     # by model and part: its kept episodes, at the first temperature
     shown: dict[tuple[str, str], str] = field(default_factory=dict)
-    known: int = 0  # of the tasks, those that are among the ones to train on
+    known: int = 0  # number of tasks that are also training tasks
 
     @property
     def trained(self) -> bool:
-        """Whether the recipe trained one of the models: only then it knows that these tasks were held out."""
+        """Whether the recipe trained one of the models: only then are the tasks known to be held out."""
         return any(kind != "start" for kind in self.trained_by.values())
 
     @property
     def task_word(self) -> str:
-        """What a task of the part `test` is called."""
+        """The word for a task of the part `test`."""
         return "held-out task" if self.trained and not self.known else "test task"
 
     def kind_of(self, model: str) -> str:
-        """How the report marks a model's row."""
+        """The kind of a model's row in the report."""
         return "control" if model == self.control or model in self.controls else "model"
 
     def firsts(self, part: str, temperature: float | None = None) -> dict[str, list[Any]]:
@@ -78,12 +80,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Results:
-    """What an evaluation leaves: tables by name (the empty name is the stage's own), numbers, a summary in words."""
+    """The results of an evaluation: tables by name (the empty name is the stage's own), numbers, a summary in words."""
 
     tables: dict[str, dict[str, Any]]
     outcome: dict[str, Any]
     summary: dict[str, Any] | None = None
-    pages: dict[str, Any] = field(default_factory=dict)  # by folder of the run: what the report shows beside the tables
+    pages: dict[str, Any] = field(default_factory=dict)  # by folder of the run: further files for the report
 
 
 def picture(
@@ -138,7 +140,7 @@ def reward_results(evaluation: Evaluation, baselines: Callable[[list[Any]], dict
 
 
 def left_out(faults: Counter[str]) -> str:
-    """How many results were Invalid, and the commonest reason of them."""
+    """How many results were Invalid, and the commonest reason."""
     n = faults.total()
     counted = "1 result was invalid and is left out" if n == 1 else f"{n} results were invalid and are left out"
     if not faults:
@@ -154,17 +156,17 @@ def by_task(judged: list[list[Any]]) -> Rewards:
 
 
 def are_shares(rewards: ByModel, beside: dict[str, Rewards]) -> bool:
-    """Whether no reward of an evaluation lies outside 0 to 1."""
+    """Whether all rewards of an evaluation are between 0 and 1."""
     return all(0 <= r <= 1 for part in (*rewards.values(), *beside.values()) for r in part if r is not None)
 
 
 def estimate(rewards: Rewards, shares: bool) -> Estimate:
-    """The mean over the tasks that have a reward, which are `shares` of 1 or any numbers."""
+    """The mean over tasks with a reward; with `shares`, rewards are between 0 and 1."""
     return (mean_or_share if shares else mean)([r for r in rewards if r is not None])
 
 
 def gain(after: Rewards, before: Rewards, shares: bool) -> Estimate:
-    """The mean change over the tasks that both have a reward of."""
+    """The mean change over the tasks for which both have a reward."""
     changes = [a - b for a, b in zip(after, before, strict=True) if a is not None and b is not None]
     return (mean_change if shares else mean)(changes)
 

@@ -1,4 +1,4 @@
-"""A learnt world: what a model is taught of a world's transitions, and episodes of agents in the world it imagines.
+"""World models of agents' worlds: lessons from transitions, and episodes of agents in the world a model imagines.
 
 A question is a state and the actions of a turn; the answer is the state after them, or what changes in it where the
 world writes that, the reward, and whether the episode is over.
@@ -37,12 +37,12 @@ def question(episode: AgentEpisode, state: str, words: Sequence[str]) -> tuple[i
 
 
 def answer(state: str, reward: float, mark: str) -> str:
-    """What a world model is taught to write."""
+    """The answer that a world model learns to write."""
     return f"{state}\n{round(reward, 6):g}{mark}"
 
 
 def read(text: str) -> tuple[str, float, str] | None:
-    """State, reward and mark of a world model's answer; None if it is none."""
+    """State, reward and mark of a world model's answer; None if it is malformed."""
     state, _, last = text.strip().rpartition("\n")
     mark, number = last[-1:], last[:-1]
     if not state or mark not in (ON, WON, LOST):
@@ -55,7 +55,7 @@ def read(text: str) -> tuple[str, float, str] | None:
 
 
 def transitions(episode: AgentEpisode, validation_share: float = 0.2) -> list[Lesson]:
-    """Every turn of a finished episode that did something, as a lesson on the world."""
+    """Every turn with actions of a finished episode, as a lesson on the world."""
     aside = held_out(f"{episode.seed}/{episode.sample_index}", validation_share)
     tokenizer, last, out = episode.tokenizer, len(episode.parsed) - 1, []
     for turn, parsed in enumerate(episode.parsed):
@@ -76,19 +76,19 @@ def transitions(episode: AgentEpisode, validation_share: float = 0.2) -> list[Le
 
 @dataclass
 class ImaginedEpisode(AgentEpisode):
-    """An agent's episode in the world that a model imagines: only the start is true. An answer of the model's that
-    cannot be read leaves the state as it was.
+    """An agent's episode in the world that a model imagines: only the start is true. An unreadable answer of the model
+    leaves the state unchanged.
     """
 
     place: str | None = None  # the state that was last imagined
     unreadable: int = 0
-    asked: tuple[Sample, Parsed, tuple[str, ...], float] | None = None  # an answer that waits for what follows
+    asked: tuple[Sample, Parsed, tuple[str, ...], float] | None = None  # an answer that waits for the imagined state
 
     def _note(self) -> None:
         self.states.append(self._state() if self.place is None else self.place)
 
     def receive(self, sample: Sample) -> None:
-        """Take the answer; the model is asked what follows where it holds an action."""
+        """Take the answer; if it has an action, the model is asked what follows."""
         parsed = self.parse(sample)
         actions, penalty = understood(self.world, parsed.actions, self.settings.format_penalty)
         words = tuple(word for word, _ in actions[: self.task.max_actions - self.actions])
@@ -99,11 +99,11 @@ class ImaginedEpisode(AgentEpisode):
         self.take(sample, parsed, TurnResult(0.0, penalty, False, False, ()))
 
     def question(self) -> tuple[int, ...] | None:
-        """What the world model is asked before the next turn; None if nothing."""
+        """The question to the world model before the next turn; None if there is none."""
         return question(self, self.states[-1], self.asked[2]) if self.asked else None
 
     def imagine(self, sample: Sample) -> None:
-        """Take what the world model says of the actions."""
+        """Take the world model's answer."""
         assert self.asked is not None
         (acted, parsed, words, penalty), self.asked = self.asked, None
         before = self.states[-1]

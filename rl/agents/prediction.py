@@ -1,5 +1,5 @@
-"""A learnt world's own task: foretell what follows a state and actions. RL pays what is exact, evaluations say how much
-is, and how often a success is foretold that does not come.
+"""A world model's own task: predict what follows a state and actions. RL rewards exact predictions; evaluations measure
+how many are exact, and how often a success is predicted that does not come.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ REMEDIES = {
     "train": "raise its prompts, or loosen its least_reward",
     "held_out": "raise its validation_share or its prompts, or name another collect stage as env.test",
 }
-Foretold = tuple[str, float, str] | None  # state, reward and mark; None where an answer cannot be read
-Cells = list[float | None]  # by column; None where the column says nothing of the transition
+Foretold = tuple[str, float, str] | None  # state, reward and mark; None if an answer is unreadable
+Cells = list[float | None]  # by column; None if the column does not apply to the transition
 
 
 @dataclass(frozen=True)
 class Transition:
-    """A question to a world model, and what truly followed."""
+    """A question to a world model, and what really followed."""
 
     asked: tuple[int, ...]
     still: str  # the state before the actions, as a world model should write it where nothing changes
@@ -75,7 +75,7 @@ class PredictionEpisode:
 
 
 def compared(task: Transition, said: Foretold) -> Cells:
-    """What was foretold beside what followed, by column."""
+    """The prediction compared with what followed, by column."""
     truth = read(task.truth)
     if truth is None:
         raise ConfigError(f"env.data: {task.truth!r} is no transition; its stage needs env: {{teaches: transitions}}")
@@ -111,7 +111,7 @@ class TransitionTasks(Tasks):
         return WorldTasks(made.settings.get("env") or made.env, None, self.tokenizer, self.max_length)
 
     def _predicted(self, made: Made) -> list[Transition]:
-        """What the random policy would teach in the stage's first task; something short where it cannot play."""
+        """Transitions of the random policy in the stage's first task; a short dummy if it cannot play."""
         worlds = self._worlds(made)
         seat = worlds.episode(worlds.of("train")[0], 0, 0)
         (played,) = worlds.play(worlds.player([seat]), [seat], worlds.params(1, 1.0), 0)
@@ -219,6 +219,6 @@ def _mean(samples: Sequence[Cells | Invalid], column: int) -> float | None:
 
 
 def estimates(judged: Sequence[Sequence[Cells | Invalid]]) -> list[Estimate]:
-    """Means by column, over the transitions that it says something of."""
+    """Means by column, over the transitions that it applies to."""
     columns = [[_mean(samples, column) for samples in judged] for column in range(len(COLUMNS))]
     return [mean_share([value for value in values if value is not None]) for values in columns]

@@ -1,4 +1,4 @@
-"""What the algorithms share: which tokens are trained, what they weigh, and statistics over all data-parallel ranks.
+"""Shared by the algorithms: which tokens are trained, their weights, and statistics over all data-parallel ranks.
 
 Per-token arrays are aligned with a sequence's ids. A step's valid sequences, in the order of their trajectories, are
 its *rows*.
@@ -24,7 +24,7 @@ Gather = Callable[[Any], list[Any]]  # every data-parallel rank's value
 
 @dataclass(frozen=True)
 class Scores:
-    """What models say of every row, where the algorithm asks for it (`needs`): one array per row, aligned with its ids.
+    """Scores of every row by the models that the algorithm `needs`: one array per row, aligned with its ids.
 
     `device` is the trainer's: advantages are computed there.
     """
@@ -49,12 +49,12 @@ def policy_settings(config: Policy, temperature: float, *, ratio: str = "token")
 
 
 def is_valid(trajectory: Trajectory) -> bool:
-    """Whether it counts: a fault of the machinery does not."""
+    """Whether a trajectory is valid, that is, not lost to a fault."""
     return not isinstance(trajectory.reward, Invalid)
 
 
 def rows(trajectories: Sequence[Trajectory]) -> list[tuple[int, TokenSequence]]:
-    """The sequences to train on, each with the number of its trajectory."""
+    """The sequences to train on, each with the index of its trajectory."""
     return [(i, s) for i, t in enumerate(trajectories) if is_valid(t) for s in t.sequences]
 
 
@@ -64,7 +64,7 @@ def action_mask(sequence: TokenSequence) -> np.ndarray:
 
 
 def action_tokens(trajectories: Sequence[Trajectory]) -> int:
-    """How many sampled tokens will be trained on."""
+    """The number of sampled tokens to train on."""
     return sum(s.roles.count(Role.ACTION) for _, s in rows(trajectories))
 
 
@@ -95,7 +95,7 @@ def most_varied(config: GRPO | StarPOS, trajectories: Sequence[Trajectory], gath
 def group_values(
     method: str, trajectories: Sequence[Trajectory], rewards: np.ndarray, device: torch.device, gather: Gather
 ) -> torch.Tensor:
-    """One advantage per trajectory against the others of its prompt; Invalid ones get 0 and enter no group's
+    """One advantage per trajectory, relative to the others of its prompt. Invalid ones get 0 and are left out of the
     statistics.
     """
     valid = torch.tensor([is_valid(t) for t in trajectories], dtype=torch.bool)
@@ -115,7 +115,7 @@ def group_advantages(
 
 
 def join_rows(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
-    """Rows laid end to end where advantages are computed: numbers in fp64 on a CPU, in fp32 for a GPU's kernels."""
+    """Rows concatenated on the device where advantages are computed, in fp64 on a CPU and fp32 on a GPU."""
     joined = torch.from_numpy(np.concatenate(arrays))
     dtype = joined.dtype if joined.dtype == torch.bool else torch.float32 if device.type == "cuda" else torch.float64
     return joined.to(dtype).to(device)
@@ -129,7 +129,7 @@ def split_rows(values_N: torch.Tensor, lengths: Sequence[int]) -> list[np.ndarra
 def with_kl_reward(
     config: Policy, trajectories: Sequence[Trajectory], rewards: np.ndarray, scores: Scores
 ) -> np.ndarray:
-    """Rewards less the KL penalty of the whole trajectory, where the settings put it into the reward."""
+    """Rewards minus the KL penalty of the whole trajectory, if the settings put it into the reward."""
     result = rewards.copy()
     for (index, _), penalty in zip(rows(trajectories), kl_penalties(config, trajectories, scores), strict=True):
         result[index] -= penalty.sum()
@@ -148,7 +148,7 @@ def kl_penalties(config: Policy, trajectories: Sequence[Trajectory], scores: Sco
 
 
 def denominator(config: Policy, trajectories: Sequence[Trajectory], gather: Gather) -> float:
-    """What the summed loss is divided by, over all ranks: sampled tokens, or sequences."""
+    """The divisor of the summed loss, over all ranks: sampled tokens, or sequences."""
     count = action_tokens(trajectories) if config.aggregate == "token" else len(rows(trajectories))
     return float(max(sum(gather(count)), 1))
 
@@ -164,8 +164,7 @@ def weigh(
 ) -> list[TrainSequence]:
     """Rows with their weights. `advantages` holds one array per row; `total` is the global denominator.
 
-    Where only the advantage makes a gradient, rows without one are left out: they would cost a forward and give
-    nothing.
+    If only advantages give a gradient, rows without any are left out to save their forward pass.
     """
     result = []
     all_rows = all_rows or bool(config.entropy_coef) or bool(config.kl_coef and config.kl_in == "loss")
@@ -196,7 +195,7 @@ def weigh(
 
 def importance(config: Policy, policy: np.ndarray, sampler: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Importance weight of every token: the trainer's probability over the sampler's, of the token or of all sampled
-    ones together; where that is beyond the cap, the cap or 0.
+    ones together; beyond the cap it is the cap, or 0.
     """
     assert config.tis_cap is not None
     ratio, cap = policy - sampler, np.log(config.tis_cap)

@@ -31,7 +31,7 @@ from ..tasks import Tasks
 from ..webrl.config import WebSiteEnvironment
 from .config import DataEnvironment, EnvironmentSettings, OwnEnvironment
 
-TEMPLATE, TURN = 1024, 64  # bytes that a chat template adds at most to a chat, and to each of its messages
+TEMPLATE, TURN = 1024, 64  # the most bytes that a chat template adds to a chat, and to each of its messages
 
 
 @contextmanager
@@ -42,15 +42,15 @@ def open_tasks(
     made: Made | None = None,
     loading_s: float = LOADING_S,
 ) -> Iterator[Tasks]:
-    """The tasks that settings name; user code runs in a process that ends with the block. `made` is what an earlier
-    stage made for them.
+    """Open the tasks that settings name; user code runs in a process that ends with the block. `made` is the data that
+    an earlier stage made for them.
     """
     if not isinstance(settings, DataEnvironment | OwnEnvironment):
         if made is None and getattr(settings, "data", None) is not None:
             raise ConfigError(
-                "env.data: these tasks are made by a stage of a recipe, so they cannot be opened without its run"
+                "env.data: these tasks are made by a stage of a recipe, so they can only be opened within its run"
             )
-        module, _, name = settings.tasks.partition(":")  # imported now: some need packages that others do not
+        module, _, name = settings.tasks.partition(":")  # imported only now: each needs other packages
         yield getattr(import_module(f"..{module}", __package__), name)(settings, made, tokenizer, max_length)
         return
     if isinstance(settings, DataEnvironment):
@@ -73,7 +73,7 @@ def open_tasks(
 
 
 def given_tokenizer(environments: Sequence[EnvironmentSettings]) -> Tokenizer | None:
-    """The symbols of the grid among a recipe's environments, which no stage has to learn or load; None without a
+    """The symbols of the grid among a recipe's environments, a tokenizer that needs no learning; None without a
     grid.
     """
     grid = next((settings for settings in environments if isinstance(settings, GridEnvironment)), None)
@@ -85,10 +85,11 @@ def given_tokenizer(environments: Sequence[EnvironmentSettings]) -> Tokenizer | 
 
 
 def fresh_tokenizer(environments: Sequence[EnvironmentSettings], vocab: int | None = None) -> Tokenizer:
-    """What models from scratch read: symbols of a recipe's grid, pieces made for its worlds or web sites, else bytes.
+    """The tokenizer of models from scratch: symbols of a recipe's grid, pieces made for its worlds or web sites, else
+    bytes.
 
-    Pieces of web sites fill a vocabulary. They are gathered by playing, so that checks, which name none, get bytes in
-    their place.
+    Pieces of web sites fill a vocabulary of the given size. They are gathered by playing, so checks, which give no
+    size, get bytes instead.
     """
     given = given_tokenizer(environments)
     if given is not None:
@@ -112,7 +113,7 @@ def fresh_tokenizer(environments: Sequence[EnvironmentSettings], vocab: int | No
 class Row:
     """A row of data as a task."""
 
-    where: str = field(repr=False)  # file and line: two rows that say the same are the same task
+    where: str = field(repr=False)  # file and line; rows with equal content are the same task
     prompt: Prompt
     answer: str | None
     info: dict[str, Any]
@@ -121,9 +122,9 @@ class Row:
         return self.where
 
 
-@lru_cache(maxsize=4)  # every stage of a recipe asks for the same ones
+@lru_cache(maxsize=4)  # every stage of a recipe loads the same rows
 def load_rows(path: str, template: str | None, system: str | None, answer: str | None) -> list[Row]:
-    """The rows of a file as tasks; one that cannot be used is named by file and line."""
+    """The rows of a file as tasks; errors name file and line."""
     source, rows = read_rows(path), []
     for number, row in enumerate(source):
         where = source.where(number)
@@ -132,7 +133,7 @@ def load_rows(path: str, template: str | None, system: str | None, answer: str |
             turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             prompt = [{"role": "system", "content": system}, *turns]
         shown = demonstration(row, answer, where)
-        try:  # half of a surrogate pair, of a template or of shards that another program wrote
+        try:  # a lone surrogate, from a template or from another program's shards
             json.dumps((prompt, shown), ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise ConfigError(f"{where}: no tokenizer can read its prompt or answer: {error}") from error
@@ -141,19 +142,19 @@ def load_rows(path: str, template: str | None, system: str | None, answer: str |
 
 
 def _more(found: Sequence[Any]) -> str:
-    """How many rows there are beside the first that is named."""
+    """The words for further rows besides the one that an error names."""
     return f" (and {len(found) - 1:,} more row{'s' if len(found) > 2 else ''})" if len(found) > 1 else ""
 
 
 def shared_tasks(trained: Sequence[Any], tested: Sequence[Any]) -> list[Any]:
-    """The tasks tested on that are trained on too."""
-    test = set(map(_identity, tested))  # it is the smaller split
+    """The test tasks that are also training tasks."""
+    test = set(map(_identity, tested))  # the smaller split
     known = {identity for identity in map(_identity, trained) if identity in test}
     return [task for task in tested if _identity(task) in known] if known else []
 
 
 def _identity(task: Any) -> str | bytes:
-    """Equal for equal tasks; one that holds objects of the user's classes is known by their pickles."""
+    """A key that is equal for equal tasks; objects of user classes are compared by their pickles."""
     from ..hosted.wire import pack_in_host
 
     shown = repr(task)
@@ -195,7 +196,7 @@ class DataTasks(Tasks):
 
     def why_empty(self, split: Split) -> str:
         settings = self.settings
-        if split == "train":  # a file without rows is refused when it is read
+        if split == "train":  # an empty file is refused when it is read
             return "name the rows to train on with --data FILE (env.train)"
         count = len(self.of("train"))
         return (
@@ -208,8 +209,8 @@ class DataTasks(Tasks):
         return self.host is not None
 
     def require_judge(self, split: Split, samples: int) -> None:
-        """The reward is loaded now, and one of ours tried on every row: supervised fine-tuning would miss what is wrong
-        only when all of its steps are done.
+        """Load the reward now, and try a built-in one on every row: supervised fine-tuning would otherwise fail only
+        after all of its steps.
         """
         if self.host is None:
             return
@@ -221,7 +222,7 @@ class DataTasks(Tasks):
             self._require_truths(getattr(rules, self.settings.reward), split)
 
     def _require_truths(self, rule: Callable[[str, str, dict[str, Any]], float], split: Split) -> None:
-        """A rule of ours compares with the true answer, so every row must have one that it can compare with."""
+        """Check that every row has a true answer that a built-in rule can compare with."""
         wrong = []
         for row in self.of(split):
             try:
@@ -233,7 +234,7 @@ class DataTasks(Tasks):
             raise ConfigError(f"env.reward = {self.settings.reward}: {row}: {error}{_more(wrong)}")
 
     def require_room(self, max_new_tokens: int | None, split: Split | None = None) -> None:
-        """Every row is measured: one that does not fit would end the run at the step that deals it."""
+        """Measure every row: one that does not fit would end the run at the step that uses it."""
         new = self.params(max_new_tokens, 1.0).max_new_tokens
         rows = [row for name in ("train", "test") if split in (None, name) for row in self.of(name)]
         long = [(row, length) for row in rows if (length := self._overlong(row, "", new))]
@@ -261,9 +262,9 @@ class DataTasks(Tasks):
             )
 
     def _overlong(self, row: Row, answer: str, more: int) -> int:
-        """The tokens of a row's prompt and an answer where they and `more` exceed the model's positions, else 0."""
+        """The length of a row's prompt and an answer if they and `more` tokens exceed the model's positions, else 0."""
         said = [row.prompt] if isinstance(row.prompt, str) else [m["content"] for m in row.prompt]
-        # a token is a byte or more, so that most rows need not be encoded
+        # a token is at least a byte, so most rows need not be encoded
         bytes_ = sum(len(text.encode()) for text in (*said, answer)) + TEMPLATE + TURN * len(said)
         if self.max_length is None or bytes_ + more <= self.max_length:
             return 0
@@ -285,7 +286,7 @@ class DataTasks(Tasks):
         return super().baselines() | ({} if common is None else {"most common answer": lambda prompt, task: common})
 
     def start_many(self, asked: Sequence[tuple[int, Row]], max_invalid: float = math.inf) -> list[Prompt | End]:
-        """As an `EpisodeHost`: every row asks its prompt."""
+        """As an `EpisodeHost`: the first prompt is the row's."""
         self._live |= dict(asked)
         return [row.prompt for _, row in asked]
 
