@@ -46,8 +46,8 @@ def packed_attention(
     context_group: dist.ProcessGroup | None = None,
     window: int = 0,
 ) -> torch.Tensor:
-    """Attention output (T, H, D). Keys and values of other context ranks are gathered first. With a `window` a token
-    sees itself and those right before it, so many in all.
+    """Attention output (T, H, D). Keys and values of other context ranks are gathered first. With a `window`, a token
+    sees the last `window` tokens, itself included.
     """
     k_SGD, v_SGD = k_TGD, v_TGD
     if layout.k_order_S is not None:
@@ -72,7 +72,7 @@ def _by_length(
     scale: float | None,
     window: int = 0,
 ) -> torch.Tensor:
-    """One call for all segments of equal lengths."""
+    """One call per group of segments of equal lengths."""
     outputs = []
     for group in layout.groups:
         q = _batched(q_THD, group.q_rows, group.count, group.q_len)
@@ -99,7 +99,7 @@ def _batched(x: torch.Tensor, rows: torch.Tensor | None, count: int, length: int
 
 
 def _row_by_row(q_THD, k_SGD, v_SGD, layout: DocumentLayout, scale: float | None) -> torch.Tensor:
-    """The sampler's own kernel with every token as a row of its own: the same bits as when the token was sampled."""
+    """The sampler's own kernel with each token as its own row: bit-equal to when the token was sampled."""
     if layout.k_order_S is not None:
         raise ConfigError("batch_invariant: cannot be combined with parallel.context > 1")
     first_N, document_T = layout.cu_q.long(), layout.document_T.long()

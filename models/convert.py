@@ -1,9 +1,8 @@
-"""Conversion between checkpoints, Hugging Face folders and the formats of public releases; nothing is finished unless
-proven.
+"""Conversion between checkpoints, Hugging Face folders and the formats of public releases; every result is proven.
 
-Tensors are read, mapped and written one at a time, and held only until their shard is full. The proof then takes fixed
-prompts through the source's layers as this project computes them and through the written ones as transformers does, a
-layer at a time, and compares logits. All that it needs on disk lies in the unfinished folder, and goes with it.
+Tensors are read, mapped and written one at a time, and held only until their shard is full. The proof then runs fixed
+prompts through the source's layers in this project's implementation and through the written ones in transformers, one
+layer at a time, and compares logits. Its temporary files are in the unfinished folder, and are deleted with it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Kind = Literal["auto", "checkpoint", "hf", "peft", "verl-fsdp", "verl-megatron",
 
 
 def detect(path: Path) -> str:
-    """What kind of files a path holds."""
+    """The format of the model at a path."""
     if path.is_file():
         return "bin"
     tests = {
@@ -63,9 +62,7 @@ def detect(path: Path) -> str:
 
 
 def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | None = None) -> Source:
-    """Open a model. `base` is a Hugging Face folder, or a config file, that says what the model is, where the files
-    themselves do not.
-    """
+    """Open a model. `base` is a Hugging Face folder or config file that describes the model, if its files do not."""
     path = resolve(path)
     base = resolve(base) if base is not None else None
     chosen = detect(path) if kind == "auto" else kind
@@ -158,13 +155,13 @@ def _to_peft(source: Source, partial: Path, base: str | Path | None) -> dict[str
         raise ConfigError("--base: a PEFT folder needs the Hugging Face folder of its base model, also to prove it")
     names = [pair for name in parameter_names(source.config) for pair in adapters(source, name) or ()]
     write_peft(partial, source.config, source.lora, ((name, source.tensor(name)) for name in names), str(base))
-    # The proof merges what was written into the base and compares with the checkpoint's own merged model.
+    # The proof merges the written adapters into the base and compares with the checkpoint's merged model.
     with tempfile.TemporaryDirectory(dir=partial) as scratch:
         again = open_source(partial, kind="peft", base=base)
         stream = hf.hf_tensors(source.config, _stream(again), "fp32")
         stated = hf.write_folder(Path(scratch) / "merged", source.config, stream, "fp32", None, 5 << 30)
         proof = hf.prove(Path(scratch) / "merged", source.config, stated, own_logits(source, torch.float32), "fp32")
-    kept = {key: value for key, value in proof.items() if key not in ("tensors", "files")}  # those of the merged model
+    kept = {key: value for key, value in proof.items() if key not in ("tensors", "files")}  # of the merged model
     return write_proof(partial, kept, {})
 
 
@@ -225,10 +222,9 @@ def _prove_checkpoint(source: Source, written: Source) -> dict[str, Any]:
 
 
 def own_logits(source: Source, dtype: torch.dtype) -> torch.Tensor:
-    """Logits of the proof prompts by this project's layers in fp32, weights rounded to `dtype` as an export of them has
-    them.
+    """Logits of the proof prompts by this project's layers in fp32, with weights rounded to the export's `dtype`.
 
-    One layer is in memory at a time: a model of one layer is given the weights of each in turn.
+    One layer is in memory at a time: a one-layer model is loaded with the weights of each layer in turn.
     """
     config, batch = source.config, hf.proof_batch(source.config)
     head = EMBEDDING if config.tied else "output_layer.weight"
@@ -242,7 +238,7 @@ def own_logits(source: Source, dtype: torch.dtype) -> torch.Tensor:
         hidden = weight(source, EMBEDDING)[batch.tokens_T].to(dtype).float()[:, None].to(engine.device)
         hidden = hidden * config.embedding_scale
         for index in range(config.layers):
-            chunk.decoder.layers[0].self_attention.layer_number = index + 1  # says whether it slides
+            chunk.decoder.layers[0].self_attention.layer_number = index + 1  # tells whether it is a sliding layer
             engine.load_weights(lambda name, i=index: _rounded(source, name, i, dtype))
             hidden, _ = chunk.decoder.layers[0](hidden_states=hidden, packed_seq_params=packed)
         return hf.head_logits(
@@ -251,7 +247,7 @@ def own_logits(source: Source, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _rounded(source: Source, name: str, layer: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """Layer `layer` of the source in the place of the only one; embedding and head are not asked for."""
+    """Layer `layer` of the source, in place of the only layer; embedding and head are kept."""
     if name in VOCABULARIES:
         return None
     return weight(source, name.replace("layers.0.", f"layers.{layer}.", 1)).to(dtype).float()

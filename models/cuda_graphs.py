@@ -1,8 +1,7 @@
-"""The layers of a model as CUDA graphs: what a small model's step costs the host is paid once for each shape, not in
-every step.
+"""The layers of a model as CUDA graphs, which save a small model's host time in every step.
 
-Embedding, head and loss stay outside. A shape is captured when it comes back; others run as they are. Shape suffixes: T
-tokens, H hidden.
+Embedding, head and loss stay outside. A shape is captured when it recurs; others run eagerly. Shape suffixes: T tokens,
+H hidden.
 """
 
 from __future__ import annotations
@@ -18,32 +17,32 @@ import torch
 from .layers import PackedInput
 
 MOST = 4  # captured shapes; each keeps the addresses of its activations
-SEEN = 2  # passes of a shape before it is captured: they compile its kernels
-FORGET = 4096  # shapes counted
+SEEN = 2  # eager passes of a shape before it is captured, which compile its kernels
+FORGET = 4096  # shapes whose passes are counted
 
 Block = Callable[[torch.Tensor, PackedInput], torch.Tensor]
 
 
 def shape_of(packed: PackedInput) -> tuple[Any, ...]:
-    """What a captured pass cannot change: everything but the contents of `table_T2R`, `cu_q` and `cu_k`."""
+    """What a captured pass is specific to: everything but the contents of `table_T2R`, `cu_q` and `cu_k`."""
     layout = packed.layout
     groups = tuple((g.count, g.q_len, g.k_len) for g in layout.groups) if layout.restore_T is None else ()
     return (len(packed.rows_T), len(layout.cu_q), layout.max_q, layout.max_k, groups)
 
 
 class GraphedBlock:
-    """Runs the layers of a chunk, by graphs where their shape is known. Gradients of the weights go straight to
-    their fp32 buffers.
+    """Runs the layers of a chunk, by graphs for captured shapes. Weight gradients are added directly to their fp32
+    buffers.
     """
 
     def __init__(self, run: Block, module: torch.nn.Module) -> None:
         self.run, self.module = run, module
-        # forward passes; the graphs share their memory, so that only the last one's activations are there
+        # number of forward passes; graphs share memory, so only the last one's activations exist
         self.turn = 0
         self.forget()
 
     def forget(self) -> None:
-        """Drop all graphs and their memory; called where weights or gradients change their addresses."""
+        """Drop all graphs and their memory; called when weights or gradients change their addresses."""
         self.pairs: dict[tuple[Any, ...], _Pair] = {}
         self.seen: Counter[tuple[Any, ...]] = Counter()
 
@@ -78,7 +77,7 @@ class _Pair:
 
 @contextmanager
 def _stand_ins(module: torch.nn.Module, weights: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
-    """Leaves of their own in the place of `weights`, on the same memory.
+    """New leaf tensors in place of `weights`, on the same memory.
 
     Megatron keeps the weights' accumulation nodes alive. They belong to the default stream, and a capture that meets
     them fails.
@@ -100,9 +99,7 @@ def _stand_ins(module: torch.nn.Module, weights: list[torch.nn.Parameter]) -> It
 
 
 def capture(run: Block, module: torch.nn.Module, hidden_T1H: torch.Tensor, packed: PackedInput, pool: Any) -> _Pair:
-    """Record both passes. One ordinary pass with a gradient of zero, on a stream of its own, comes before, and
-    changes nothing.
-    """
+    """Record both passes, after a warm-up pass on a side stream with a gradient of zero, which changes nothing."""
     trained: list[Any] = [w for w in module.parameters() if w.requires_grad]
     layout = replace(packed.layout, cu_q=packed.layout.cu_q.clone(), cu_k=packed.layout.cu_k.clone())
     packed = replace(packed, layout=layout, table_T2R=packed.table_T2R.clone())
@@ -114,11 +111,11 @@ def capture(run: Block, module: torch.nn.Module, hidden_T1H: torch.Tensor, packe
         for weight in trained:
             weight.grad_added_to_main_grad = False
         torch.autograd.grad(run(hidden, packed), hidden, grad_out)
-        # the others' gradients are added by the product that makes them
+        # the others' gradients are added by their matrix products
         plain = [w for w in trained if not w.grad_added_to_main_grad]
     torch.cuda.current_stream().wait_stream(side)
     forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    # NCCL's watchdog asks for events from a thread of its own, which a capture of the whole process would take for an
+    # NCCL's watchdog queries events from its own thread, which a capture of the whole process would report as an
     # error
     mode: Any = {"capture_error_mode": "thread_local"}
     with _stand_ins(module, plain) as leaves:

@@ -1,4 +1,4 @@
-"""Folders of torch's distributed checkpoints, the format of NeMo's weights, read without running what is in them.
+"""Reads folders of torch's distributed checkpoints, the format of NeMo's weights, without executing their contents.
 
 torch and megatron-core unpickle `.metadata` and `common.pt` freely. Here `.metadata` may name a short list of plain
 classes, tensors are opened with torch's restricted unpickler, and nothing else of the folder is opened.
@@ -90,7 +90,7 @@ class DistributedTensors:
                 filled[place] = True
         except StorageError:
             raise
-        except Exception as error:  # whatever is wrong in foreign metadata or data: types, shapes, offsets, files
+        except Exception as error:  # anything may be wrong in foreign files: types, shapes, offsets
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise StorageError(f"{self.folder}: tensor '{name}' is not readable: {first}") from error
         if not bool(filled.all()):

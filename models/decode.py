@@ -20,7 +20,7 @@ from .rope import inverse_frequencies, rotate, rotation_table
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """References to one layer's parameters, under the names megatron-core gives them."""
+    """References to one layer's parameters, under megatron-core's names."""
 
     attention_norm: torch.Tensor
     qkv: torch.Tensor
@@ -76,7 +76,7 @@ class KVCache:
         shape = (config.layers, rows, config.kv_heads, length, config.head_dim)
         self.k = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.v = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        self.chosen: list[torch.Tensor] = []  # of the last pass: the experts (B x S, K) of each layer
+        self.chosen: list[torch.Tensor] = []  # experts (B x S, K) of each layer in the last pass
 
     def noted(self, rows: int) -> torch.Tensor:
         """The experts of the last pass: int16 [B, S, layers, experts of a token]."""

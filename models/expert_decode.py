@@ -32,7 +32,7 @@ class ExpertWeights:
 
 
 def expert_weights(named: Mapping[str, torch.Tensor], prefix: str, config: ModelConfig) -> ExpertWeights:
-    """Those of the layer whose names begin with `prefix`."""
+    """The weights of the layer whose names begin with `prefix`."""
     fc1, fc2 = (
         tuple(named[f"{prefix}mlp.experts.local_experts.{e}.linear_fc{n}.weight"] for e in range(config.experts))
         for n in (1, 2)
@@ -41,7 +41,7 @@ def expert_weights(named: Mapping[str, torch.Tensor], prefix: str, config: Model
 
 
 def pack_experts(named: Mapping[str, torch.Tensor], config: ModelConfig) -> None:
-    """Give weights that are nobody's parameters places in which a layer's experts are one tensor."""
+    """Make each layer's experts contiguous, to be viewed as one tensor; for copied weights, not for parameters."""
     for i in range(config.layers if config.experts else 0):
         weights = expert_weights(named, f"decoder.layers.{i}.", config)
         pack_in_place(weights.fc1)
@@ -61,7 +61,7 @@ def route(x_TH: torch.Tensor, router_EH: torch.Tensor, config: ModelConfig) -> t
 def routed(
     x_TH: torch.Tensor, weights: ExpertWeights, config: ModelConfig, chosen: list[torch.Tensor] | None = None
 ) -> torch.Tensor:
-    """What the experts add to every token. Which they are (T, K) is added to `chosen`."""
+    """The experts' output for every token; appends the chosen experts (T, K) to `chosen`."""
     chosen_TK, probs_TK = route(x_TH, weights.router_EH, config)
     if chosen is not None:
         chosen.append(chosen_TK)

@@ -1,7 +1,6 @@
-"""Tokens to experts and back. Where all experts are on one rank: two gathers, without a wait for the device or an
-atomic addition.
+"""Tokens to experts and back. If all experts are on one rank: two gathers, without a device sync or an atomic addition.
 
-Megatron's own ways add the experts' outputs up in bf16 by atomics, in any order, and read sizes back to the host in
+Megatron's own dispatchers add the experts' outputs in bf16 by atomics, in any order, and read sizes back to the host in
 every layer. Shape suffixes: T tokens, E experts, K experts of one token, N = T x K rows sorted by expert, H hidden.
 """
 
@@ -45,9 +44,7 @@ class _ToTokens(torch.autograd.Function):
 
 
 class LocalDispatcher(MoEAllGatherTokenDispatcher):
-    """Megatron's dispatcher that gathers tokens, with nothing to gather: what it does within the rank, done in
-    order.
-    """
+    """Megatron's allgather dispatcher with nothing to gather: its work within the rank, in a fixed order."""
 
     def dispatch_postprocess(self, hidden_states, probs):
         map_TE: Any = self.routing_map
@@ -74,9 +71,7 @@ class HostDispatcher(MoEAlltoAllTokenDispatcher):
 
 
 def choose_dispatcher(layer: Any) -> None:
-    """Give a layer whose experts are all on this rank, whole, the dispatcher for that, and an all-to-all on a CPU ours;
-    others keep theirs.
-    """
+    """Replace a layer's dispatcher if all its experts are whole on this rank, or if it is an all-to-all on a CPU."""
     if not isinstance(layer, MoELayer):
         return
     dispatcher: Any = layer.token_dispatcher

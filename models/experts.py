@@ -1,8 +1,8 @@
-"""All experts of a rank at once: two grouped matrix products, where Megatron runs two small ones for every expert.
+"""All experts of a rank at once: two grouped matrix products, where Megatron runs two small ones per expert.
 
-Parameters stay Megatron's, one pair for each expert, so names, shards, checkpoints and weight sync know nothing of
-this; they lie side by side in its buffers, and the products read them there. Shape suffixes: N rows (a token has one
-for each of its experts on this rank), E experts, H hidden, F width of an expert.
+Parameters stay Megatron's, one pair per expert, so names, shards, checkpoints and weight sync are not affected. They
+are adjacent in its buffers, and the products read them there. Shape suffixes: N rows (a token has one for each of its
+experts on this rank), E experts, H hidden, F width of an expert.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _weight_grads(
     One product each: the grouped one rounds to bf16, and on some devices leaves garbage for an expert without rows.
     """
     found: list[torch.Tensor | None] = []
-    unread = None  # autograd wants a tensor even for a gradient that was already added; the experts' share their memory
+    unread = None  # autograd wants a tensor even if the gradient was already added; the experts' dummies share memory
     for weight, x, grad in zip(weights, inputs_NK.split(counts), grads_NM.split(counts), strict=True):
         total = getattr(weight, "main_grad", None)
         if not weight.requires_grad:
@@ -36,30 +36,28 @@ def _weight_grads(
             found.append(grad.t() @ x)
         else:
             add_weight_grad(x, grad, total)
-            weight.grad_added_to_main_grad = True  # Megatron's hook then only counts this gradient
+            weight.grad_added_to_main_grad = True  # Megatron's hook then only counts the gradient
             unread = torch.empty_like(weight) if unread is None else unread
             found.append(unread.view_as(weight))
     return found
 
 
 class HostCounts:
-    """Counts that are on their way to the host: the forward pass does not wait for them."""
+    """Counts being copied to the host, without blocking the forward pass."""
 
     def __init__(self, counts_E: torch.Tensor) -> None:
         self.counts_E = counts_E.to("cpu", non_blocking=True)
         self.copied = torch.cuda.current_stream().record_event() if counts_E.is_cuda else None
 
     def read(self) -> list[int]:
-        """The counts, once they are there."""
+        """Wait for the counts and return them."""
         if self.copied is not None:
             self.copied.synchronize()
         return self.counts_E.tolist()
 
 
 class _Experts(torch.autograd.Function):
-    """fc1, the gate weighted by the router's probability, fc2. The weighted product is made again in the backward
-    pass.
-    """
+    """fc1, the gate weighted by the router's probability, fc2. The backward pass recomputes the weighted product."""
 
     @staticmethod
     def forward(
@@ -98,8 +96,8 @@ def grouped_experts(
     fc2: list[torch.Tensor],
     joined: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Gated experts over rows that are sorted by expert, so many for each; a row's output is weighted by its
-    probability. `joined` are the same weights side by side.
+    """Gated experts over rows that are sorted by expert, with the number of rows of each; a row's output is weighted by
+    its probability. `joined` are the same weights as one tensor each.
     """
     if not counts_E.is_cuda and counts_E.sum() != len(x_NH):
         raise ValueError(f"{len(x_NH)} rows for experts that were given {counts_E.sum()}")
@@ -108,8 +106,8 @@ def grouped_experts(
 
 
 class _LastFirst(torch.nn.ModuleList):
-    """Experts whose parameters are named from the last to the first: Megatron fills its buffers backwards, and so they
-    lie there in their order.
+    """Experts whose parameters are named from last to first: Megatron fills its buffers backwards, so that they end up
+    in order there.
     """
 
     def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True):
@@ -143,7 +141,7 @@ class GroupedExperts(SequentialMLP):
         if self._joined is None or self._joined[0] != tuple(w.data_ptr() for w in ends):
             self._joined = None
             for weights in (fc1, fc2):
-                if not any(hasattr(w, "main_grad") for w in weights):  # no optimizer's buffer holds them
+                if not any(hasattr(w, "main_grad") for w in weights):  # not in an optimizer's buffer
                     pack_in_place(weights)
             if evenly_spaced(fc1) and evenly_spaced(fc2):
                 views = stacked(fc1), stacked(fc2)
@@ -151,8 +149,8 @@ class GroupedExperts(SequentialMLP):
         return self._joined[1] if self._joined else None
 
     def _weights(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Both weights of every expert; empty where an expert has to run by itself. Looked up once: 128 experts take
-        the host a while.
+        """Both weights of every expert; empty if experts must run one by one. Looked up once, which is slow for 128
+        experts.
         """
         if self._found is None:
             experts: Any = list(self.local_experts)

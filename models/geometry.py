@@ -23,7 +23,7 @@ def _dense(
     )
 
 
-# model sizes that a person may ask for by name
+# model sizes by name
 GEOMETRIES = {
     "0.1b": _dense(12, 768, 12, 12, 3072, 32000, head_dim=64),
     "qwen2.5-0.5b": _dense(24, 896, 14, 2, 4864, 151936, head_dim=64, tied=True),
@@ -56,8 +56,8 @@ class Counts:
     """Parameters of one layer and of the ends."""
 
     attention: int  # q, k, v and output projections
-    mlp: int  # all of it: of every expert where there are experts
-    mlp_active: int  # what one token passes
+    mlp: int  # all of it, every expert included
+    mlp_active: int  # the part that one token uses
     embedding: int
     head: int
     layers: int
@@ -100,9 +100,7 @@ def adapter_parameters(model: ModelConfig, rank: int) -> int:
 
 
 def flops_per_token(model: ModelConfig, sequence: float) -> float:
-    """Arithmetic of one trained token, forward and backward, attention counted causally: the numerator of every MFU
-    here.
-    """
+    """FLOPs of one trained token, forward and backward, with causal attention: the numerator of every MFU here."""
     return 6.0 * count(model).active + 6.0 * model.layers * sequence * model.heads * model.head_dim
 
 
@@ -120,7 +118,7 @@ def activation_bytes(model: ModelConfig, recompute: str, remade: bool = False) -
     q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
     kept = 8.0 * model.hidden + 2.0 * (q + 2 * kv) + 2.0 * q
     if model.qk_norm:
-        kept += 2.0 * (q + kv)  # what goes into the norms
+        kept += 2.0 * (q + kv)  # inputs of the norms
     if model.experts:
         # the router's input in fp32, and the permuted tokens
         kept += (4.0 + 2.0 * model.experts_per_token) * model.hidden

@@ -1,4 +1,4 @@
-"""The decoder over megatron-core. Its forward gives hidden states after the final norm; the head is applied inside the
+"""The decoder on megatron-core. Its forward returns hidden states after the final norm; the head is applied inside the
 loss kernel.
 
 Shape suffixes: T local tokens, H hidden, V rows of this rank's head.
@@ -63,7 +63,7 @@ class GPT(GPTModel):
         self.low_head: Weight | None = None  # where its products are in fp8
         self.value_head = make_head(value_head, model.hidden, config.params_dtype) if self.post_process else None
         if self.value_head is not None and not model.tied:
-            # a critic says no word: reductions during the backward pass would wait for a gradient that never comes
+            # a critic does not use the head: overlapped reductions would wait for its gradient for ever
             for param in self.output_layer.parameters():
                 param.requires_grad_(False)
         for name, param in self.named_parameters():
@@ -100,7 +100,7 @@ class GPT(GPTModel):
         return self.decoder(hidden_states=hidden, attention_mask=None, packed_seq_params=packed)
 
     def take_routing(self) -> torch.Tensor | None:
-        """Choices of experts that were given since the last time, and those that routers would not have made."""
+        """Since the last call: choices of experts that were given, and how many of them routers would not have made."""
         counted = [layer.replay for layer in self._own_layers() if getattr(layer, "replay", None) is not None]
         counts = [replay.counts_2 for replay in counted if replay.counts_2 is not None]
         for replay in counted:
@@ -108,7 +108,7 @@ class GPT(GPTModel):
         return torch.stack(counts).sum(0) if counts else None
 
     def take_balance(self) -> torch.Tensor:
-        """The experts' balancing loss since the last time, of the tokens that this rank's routers saw."""
+        """The experts' balancing loss since the last call, over the tokens that this rank's routers saw."""
         counted = [layer.replay for layer in self._own_layers()]
         losses = [replay.loss for replay in counted if replay.loss is not None]
         for replay in counted:
@@ -165,7 +165,7 @@ class GPT(GPTModel):
         )
 
     def packed_input(self, positions_T: torch.Tensor, layout: DocumentLayout) -> PackedInput:
-        """What every layer gets to know of the batch."""
+        """The input that all layers share: layout and rotations of the batch."""
         table_T2R = rotation_table(positions_T, self.inverse_R, self.rotary_factor)
         local = self.local_inverse_R
         return PackedInput(

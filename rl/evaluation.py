@@ -43,9 +43,7 @@ class Evaluation:
     after: str | None = None  # ... with this one
     control: str | None = None
     controls: tuple[str, ...] = ()  # all that the report marks as controls
-    costs: dict[str, tuple[int, int]] = field(
-        default_factory=dict
-    )  # (actions, gradient tokens) of each model's training
+    costs: dict[str, tuple[int, int]] = field(default_factory=dict)  # actions and gradient tokens of the training
     trained_by: dict[str, str] = field(default_factory=dict)  # by model: the kind of the stage that trained it
     # by model and part: what the environment measured by log-probs
     probes: dict[tuple[str, str], Any] = field(default_factory=dict)
