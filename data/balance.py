@@ -1,5 +1,5 @@
-"""A step's rows over the data ranks: each rank gets about the same work, whichever rank sampled the rows, and as many
-microbatches.
+"""Balances a step's rows over the data ranks: each gets about the same work and the same number of microbatches,
+whichever rank sampled the rows.
 
 Answers have long tails: ranks that train what they sampled wait for the one with the longest answers, 1.3 to 1.7 x at 8
 to 64 ranks. Shape suffixes: T positions of one batch.
@@ -43,15 +43,15 @@ class Spread:
 
 
 def dealt(places: Sequence[int], mesh: Mesh) -> Sequence[int]:
-    """This data rank's part of a step's samples, by their numbers. Neighbours lie in the same shard and go to the same
-    rank, so that a rank opens few shards; the step has the same samples at any number of ranks, and `spread` evens out
-    their work.
+    """This data rank's part of a step's samples, by number. Neighbours are in the same shard and go to the same rank,
+    so that a rank opens few shards. A step has the same samples at any number of ranks; `spread` then balances the
+    work.
     """
     return mesh.share(places if mesh.data_size == 1 else sorted(places))
 
 
 def spread(rows: Sequence[TrainSequence], budget: int, mesh: Mesh, hidden: int = 2048) -> Spread:
-    """Pack the rows of all data ranks into microbatches of at most `budget` positions and deal them out by cost.
+    """Pack the rows of all data ranks into microbatches of at most `budget` positions and distribute them by cost.
     Collective.
 
     A rank with fewer microbatches than the others adds ones of a single padding token. At least one rank must have a

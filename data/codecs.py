@@ -1,5 +1,5 @@
-"""Members of a sample to bytes and back, by the last part of the field's name. Nothing is pickled, and no pickle is
-read.
+"""Encodes and decodes the members of a sample, by the extension of the field's name. Pickles are never written
+or read.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode_json(data: memoryview | bytes) -> Any:
-    """The value; what orjson refuses but Python reads (whole numbers beyond 64 bits, lone surrogates) is left to
-    Python.
-    """
+    """Parse JSON with orjson, and with Python what orjson refuses: integers beyond 64 bits, lone surrogates."""
     if orjson is not None:
         try:
             return orjson.loads(data)
@@ -48,9 +46,7 @@ def encode_npy(array: np.ndarray) -> bytes:
 
 
 def decode_npy(data: memoryview | bytes) -> np.ndarray:
-    """A read-only array over the given bytes, without a copy. Headers repeat from sample to sample, so each is
-    parsed once.
-    """
+    """A read-only array over the given bytes, without a copy. Parsed headers are cached, since samples share them."""
     # version 1 is what numpy writes unless the header is huge: magic, 1, 0, and two bytes of length
     size = 10 + data[8] + 256 * data[9] if len(data) > 10 and data[6] == 1 else 0
     header = bytes(data[:size])
@@ -105,12 +101,10 @@ DECODERS: dict[str, Callable[[memoryview], Any]] = {
 
 
 def encoder(field: str) -> Callable[[Any], bytes] | None:
-    """How a field's values become bytes; None: only bytes can be given."""
+    """The encoder of a field's values; None if only bytes are allowed."""
     return ENCODERS.get(field.rpartition(".")[2])
 
 
 def decoder(field: str) -> Callable[[memoryview], Any]:
-    """How a field's bytes become a value; an extension we do not know stays bytes. pyd, pickle and pt are never
-    opened.
-    """
+    """The decoder of a field; unknown extensions stay bytes. pyd, pickle and pt are never opened."""
     return DECODERS.get(field.rpartition(".")[2], bytes)

@@ -39,7 +39,7 @@ NEEDS = {"pg": "advantage", "kl": "ref_logprob", "value": "returns"}
 
 @dataclass(frozen=True)
 class TrainSequence:
-    """One sequence with what is to be learnt from it; a missing array means that term is not used."""
+    """A sequence with its loss terms; a missing array means that the term is not used."""
 
     ids: np.ndarray
     roles: np.ndarray | None = None
@@ -86,7 +86,7 @@ class SequenceTable:
 
     @classmethod
     def of(cls, sequences: Sequence[TrainSequence]) -> SequenceTable:
-        """Lay sequences end to end; a field that only some of them have is 0 in the others."""
+        """Concatenate sequences; a field that only some of them have is 0 in the others."""
         if not sequences:
             raise ValueError("there is no sequence to pack")
         lengths_S = np.array([len(s.ids) for s in sequences], dtype=np.int64)
@@ -137,7 +137,7 @@ def pack(sequences: Sequence[TrainSequence], *, budget: int | None = None) -> li
 
 
 def plan_batches(sizes_S: np.ndarray, budget: int | None) -> list[np.ndarray]:
-    """Which sequences go together: best fit in order of falling size. A sequence above the budget is an error."""
+    """Which sequences share a batch: best fit, largest first. A sequence above the budget is an error."""
     count = len(sizes_S)
     if budget is None:
         return [np.arange(count)]
@@ -212,7 +212,7 @@ def build_batch(table: SequenceTable, chosen: np.ndarray) -> PackedBatch:
     positions = np.arange(int(spans.sum())) - np.repeat(ends - spans, spans)
     index = np.repeat(table.starts_S[chosen], spans) + positions
     tensors = {FIELDS[name]: torch.from_numpy(values_N[index + 1]) for name, values_N in table.fields.items()}
-    if table.experts_N is not None:  # of the token that is fed, not of the one that is predicted
+    if table.experts_N is not None:  # experts of the token that is fed, not of the one that is predicted
         tensors["experts_T"] = torch.from_numpy(table.experts_N[index])
     return PackedBatch(
         tokens_T=torch.from_numpy(table.ids_N[index]),
@@ -244,7 +244,7 @@ def unpack(batches: Sequence[PackedBatch], values: Sequence[torch.Tensor | np.nd
 
 
 def _experts(sequences: Sequence[TrainSequence]) -> np.ndarray | None:
-    """The choices of all sequences end to end; those of sequences without any are the model's own."""
+    """The expert choices of all sequences, concatenated; -1 (the model's own choice) for sequences without any."""
     shapes = {s.experts.shape[1:] for s in sequences if s.experts is not None}
     if not shapes:
         return None

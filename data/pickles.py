@@ -1,4 +1,4 @@
-"""The few pickled files of the public releases (.pt, .pth): read as plain data, or refused. We write none."""
+"""Reads the few pickled files of the public releases (.pt, .pth) as plain data, or refuses them. We write none."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _numbers() -> list[Any]:
 
 
 def _plain_numbers(value: Any) -> Any:
-    """The same data with numpy's numbers as Python's: WebRL's stage 2 writes its returns so."""
+    """The data with numpy numbers converted to Python's; WebRL's stage 2 writes its returns as numpy numbers."""
     if isinstance(value, dict):
         return {key: _plain_numbers(item) for key, item in value.items()}
     if isinstance(value, list):

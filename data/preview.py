@@ -1,4 +1,4 @@
-"""A sample as a person would want to see it: text as text, tokens as numbers, video as a contact sheet."""
+"""A sample in readable form: text as text, tokens as numbers, video as a contact sheet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS, MOST_FRAMES = 6, 24  # of a contact sheet
 
 
 def describe(sample: dict[str, Any], *, lines: int = 40) -> Iterator[str]:
-    """Lines that show a sample; long values are shortened and say by how much."""
+    """Lines that show a sample; shortened values say by how much."""
     yield f"sample {sample['__key__']}"
     frames = [f for f in sample if f.startswith("frames.")]
     for field, value in sample.items():

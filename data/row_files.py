@@ -1,4 +1,4 @@
-"""The files that rows may lie in: JSON lines (plain or .gz), a JSON list, parquet, arrow, and our shards.
+"""Files of rows: JSON lines (plain or .gz), a JSON list, parquet, arrow, and our shards.
 
 Each reader checks the whole file when it is opened, so that a bad row is named before a run starts, not in the middle.
 """
@@ -18,7 +18,7 @@ from ..core.errors import ConfigError, missing_extra
 from ..core.files import parse_json, storage_errors
 from .schema import PAIR, TEXT
 
-Kinds = dict[str, tuple[str, str]]  # column -> (what its values are, the place that says so)
+Kinds = dict[str, tuple[str, str]]  # column -> (kind of its values, where it was first seen)
 
 
 class Part(Protocol):

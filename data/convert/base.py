@@ -1,4 +1,4 @@
-"""What all converters share: items, the report of what was dropped and why, resuming, and the dry run."""
+"""Shared by all converters: items, the report of dropped records, resuming, and the dry run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ EXAMPLES = 3  # of each reason to drop
 
 @dataclass(frozen=True)
 class Item:
-    """One thing the source held: a sample, or why it was dropped. `cursor` is where to go on after it."""
+    """A record of the source: a sample, or why it was dropped. `cursor` is where to continue after it."""
 
     cursor: Any
     sample: dict[str, Any] | None = None
     key: str | None = None
     dropped: str | None = None
     where: str = ""
-    done: float = 0.0  # share of the source behind it
+    done: float = 0.0  # share of the source read so far
 
 
 Read = Callable[..., Iterator[Item]]
@@ -44,7 +44,7 @@ class Converter:
     target: str
     about: str
     options: tuple[str, ...] = ()
-    urls: bool = False  # its source may be something else than a path
+    urls: bool = False  # whether its source may be something other than a path
 
     def read(self) -> Read:
         module, _, function = self.target.partition(":")
@@ -92,7 +92,7 @@ class ConvertReport:
     read: int = 0
     written: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, list[str]] = field(default_factory=dict)  # of what was dropped, by reason
+    examples: dict[str, list[str]] = field(default_factory=dict)  # dropped records, by reason
     counts: dict[str, int] = field(default_factory=dict)  # of properties of the samples, by name
 
     def drop(self, reason: str, where: str) -> None:
@@ -158,12 +158,12 @@ def convert(
 
 
 def _begun(now: ConvertReport, stored: dict[str, Any], out: str) -> ConvertReport:
-    """The report that a conversion goes on from. Its cursor is a place in one source, and means nothing in another."""
+    """The report of a conversion to resume. Its cursor is a place in one source, and meaningless in another."""
     for key in ("converter", "source", "options"):
         before = stored.get(key, getattr(now, key))  # earlier releases kept no options
         if before != getattr(now, key):
             raise ConfigError(
-                f"{out}: was begun with {key} {before!r}, not {getattr(now, key)!r}; resume with the same, or choose "
+                f"{out}: was started with {key} {before!r}, not {getattr(now, key)!r}; resume with the same, or choose "
                 "an empty folder"
             )
     return ConvertReport(**stored)
@@ -173,8 +173,8 @@ Prepared = tuple[Item, list[tuple[str, bytes]], str | None]
 
 
 def _prepare(kind: str | None, as_bytes: bool, item: Item) -> Prepared:
-    """Check and encode; runs in a worker process, so the sample itself does not come back. Samples that come `as_bytes`
-    are decoded to be checked, and kept as they are.
+    """Check and encode a sample, in a worker process; only the bytes are returned. Samples given `as_bytes` are decoded
+    to be checked, and their bytes kept.
     """
     bare = replace(item, sample=None)
     if item.sample is None:
@@ -196,7 +196,7 @@ def _prepare(kind: str | None, as_bytes: bool, item: Item) -> Prepared:
 def _decoded(name: str, data: bytes) -> Any:
     try:
         return decoder(name)(memoryview(data))
-    except Exception as error:  # bytes of anybody
+    except Exception as error:  # bytes may be anything
         raise ValueError(f"{name} cannot be decoded: {error}") from error
 
 
@@ -211,7 +211,7 @@ def _account(
     for flag in item.sample or {}:
         report.counts[flag] = report.counts.get(flag, 0) + 1
     if writer is not None:
-        # the report is copied: a shard's cursor must say how things stood at its last sample
+        # copy the report: a shard's cursor must record the state at its last sample
         counts = {k: _copied(v) for k, v in report.__dict__.items()}
         writer.write_encoded(members, key=key, cursor={"at": item.cursor, "report": counts})
 

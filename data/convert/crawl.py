@@ -1,7 +1,7 @@
 """Rebuilding transitions by running the games of a GPT-simulator checkout.
 
 This runs the checkout's own Python files: use a checkout you trust. For each prefix of a game's gold playthrough the
-game is started anew, the prefix replayed, and every possible action tried, in the order of the published data. A game
+game is restarted, the prefix replayed, and every possible action tried, in the order of the published data. A game
 that cannot be read or fails on the way is reported, and the others go on.
 """
 
@@ -18,7 +18,7 @@ from ...core.errors import ConfigError
 from .base import Item
 from .text_game import WHICH, find_material, item_of
 
-# games of several rooms keep their rooms inside a root that is no place itself
+# games with several rooms have a root that contains them and is not a place itself
 SEVERAL_ROOMS = frozenset({"metal-detector", "space-walk", "sunburn"})
 
 _NESTED_QUOTES = re.compile(r"""(\{[\w.]+)\["(\w+)"\]""")  # f"{self.properties["name"]}"

@@ -78,7 +78,7 @@ def _unpacked(opened: Any) -> Any:
 
 
 class _Raw(io.RawIOBase):
-    """What a command or a URL gives has only `read`."""
+    """A stream for objects that only have `read`, such as the output of a command."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -93,8 +93,8 @@ class _Raw(io.RawIOBase):
 
 
 class _Ending:
-    """Passes a stream on and remembers how it ended: tarfile stops at the first empty block, and takes a stream that
-    ends without one for a whole tar.
+    """Passes a stream through and remembers how it ended: tarfile stops at the first empty block, and also accepts a
+    truncated tar without one.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -106,7 +106,7 @@ class _Ending:
         return data
 
     def last(self) -> bytes:
-        """The last block, once everything was read."""
+        """The last block, after reading the rest."""
         while self.read(1 << 20):
             pass
         return self._last

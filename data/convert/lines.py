@@ -1,4 +1,4 @@
-"""Reading JSON lines as a stream that can go on from where it stood: plain files by byte, members of a zip by line."""
+"""Reads JSON lines as a resumable stream: plain files resume by byte, members of a zip by line."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Line:
 
 
 def files_below(source: Path, suffixes: tuple[str, ...]) -> list[tuple[str, Path]]:
-    """(name, path) of a file, or of every such file below a folder, in the order of the names: a cursor holds a name,
-    and what sorts before it has been read.
+    """(name, path) of a file, or of all such files below a folder, sorted by name: a cursor holds a name, and files
+    that sort before it have been read.
     """
     if not source.is_dir():
         return [(source.name, source)]
@@ -80,7 +80,7 @@ def _from_stream(stream: Any, name: str, line: int, byte: int, seekable: bool) -
         where, cursor = f"{name}:{line}", [name, line, byte]
         try:
             yield Line(where, cursor, 0.0, json.loads(raw))
-        except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or a number with thousands of digits
+        except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a huge number
             yield Line(where, cursor, 0.0, problem=f"not JSON: {getattr(error, 'msg', error)}")
 
 

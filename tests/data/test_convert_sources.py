@@ -84,9 +84,9 @@ def test_another_source_or_option_is_not_mixed_in(tmp_path):
         write_chats(tmp_path / f"{name}.jsonl", name, 12)
     with pytest.raises(Killed):
         convert("chat", tmp_path / "one.jsonl", tmp_path / "out", max_bytes=6000, tell=killed_after(9))
-    with pytest.raises(ConfigError, match=r"out: was begun with source 'one\.jsonl', not 'two\.jsonl'"):
+    with pytest.raises(ConfigError, match=r"out: was started with source 'one\.jsonl', not 'two\.jsonl'"):
         convert("chat", tmp_path / "two.jsonl", tmp_path / "out", max_bytes=6000, resume=True)
-    with pytest.raises(ConfigError, match="was begun with converter 'chat', not 'webdataset'"):
+    with pytest.raises(ConfigError, match="was started with converter 'chat', not 'webdataset'"):
         convert("webdataset", tmp_path / "one.jsonl", tmp_path / "out", resume=True, kind="text_trajectory/1")
     report = convert("chat", tmp_path / "one.jsonl", tmp_path / "out", max_bytes=6000, resume=True)
     assert report.written == 12
