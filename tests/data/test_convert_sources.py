@@ -98,7 +98,7 @@ def test_another_source_or_option_is_not_mixed_in(tmp_path):
     with pytest.raises(Killed):
         train = {"split": "train", "max_bytes": 20_000}
         convert("npz", tmp_path / "clips", tmp_path / "train", **train, tell=killed_after(5))
-    with pytest.raises(ConfigError, match=r"begun with options \{'split': 'train'\}, not \{'split': 'test'\}"):
+    with pytest.raises(ConfigError, match=r"started with options \{'split': 'train'\}, not \{'split': 'test'\}"):
         convert("npz", tmp_path / "clips", tmp_path / "train", split="test", resume=True)
 
 
