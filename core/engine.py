@@ -1,5 +1,5 @@
-"""The engine: one step, one score, one checkpoint for every kind of training. It is handed the model and the loss as
-callables.
+"""The engine: one `step`, one `score`, one checkpoint format for every kind of training. Model and loss are passed in
+as callables, so that core needs no sibling package.
 
 Shape suffixes: T tokens of this context rank, H hidden, V rows of this tensor rank's head.
 """
@@ -34,17 +34,17 @@ from .layout import (
 
 @dataclass(frozen=True)
 class Head:
-    """What a loss needs beside the hidden states. Per-token fields are aligned with the batch the loss is given."""
+    """What a loss needs besides the hidden states. Per-token fields are aligned with the batch passed to the loss."""
 
     weight_VH: torch.Tensor
     group: dist.ProcessGroup | None  # tensor ranks that hold the other rows of the head, in order
     vocab_size: int  # real size; rows beyond it are padding
-    values_T: torch.Tensor | None  # where the model has a value head
+    values_T: torch.Tensor | None  # if the model has a value head
     document_T: torch.Tensor  # document of each token, counted over the whole packed batch
     context_group: dist.ProcessGroup | None  # ranks that hold the other tokens of these documents
-    # on CUDA: fp32 buffer a kernel may add the head's gradient to, instead of returning it
+    # on CUDA: an fp32 buffer to which a kernel may add the head's gradient instead of returning it
     weight_grad_VH: torch.Tensor | None = None
-    fp8: Any = None  # copy of the weight (`Scaled`), where the logits are products in fp8
+    fp8: Any = None  # fp8 copy of the weight (`Scaled`), if the logits are computed in fp8
 
 
 LossFn = Callable[[torch.Tensor, Head, PackedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -52,7 +52,7 @@ ScoreFn = Callable[[torch.Tensor, Head, PackedBatch], dict[str, torch.Tensor]]
 
 
 class Builder(Protocol):
-    """Makes this rank's model chunks, and says what a checkpoint must remember of them."""
+    """Builds this rank's model chunks, and describes them for checkpoints."""
 
     def __call__(self, parallel: ParallelConfig, precision: PrecisionConfig, seed: int) -> list[torch.nn.Module]: ...
 
@@ -60,12 +60,12 @@ class Builder(Protocol):
 
     @property
     def width(self) -> int:
-        """The hidden size, which says what a token costs beside its attention."""
+        """The hidden size, which determines the cost of a token apart from attention."""
         ...
 
 
 class Cuttable(Protocol):
-    """A whole tensor that is not in memory: a rank reads its own part of it."""
+    """A tensor that is not in memory; each rank reads only its own part."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -75,8 +75,8 @@ class Cuttable(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One optimizer step. `metrics` are sums over all microbatches and ranks; a skipped step had a gradient norm
-    that is not finite.
+    """Result of one optimizer step. `metrics` are sums over all microbatches and ranks; a step is skipped if its
+    gradient norm is not finite.
     """
 
     metrics: dict[str, float]
@@ -93,7 +93,7 @@ class _Item:
 
 
 def _check(names: list[str]) -> float:
-    """A check sum that travels with the sums: ranks that measured different things must not be added up."""
+    """A checksum of metric names, sent with the sums: ranks that measured different things must not be added up."""
     return float(zlib.crc32("\n".join(names).encode()) % 65521)
 
 
@@ -120,7 +120,7 @@ class Engine:
         self.device = setup.device()
         self.steps = 0
         self.weights_version = 0  # raised whenever weights change: by a step, and by every load
-        self.writer: Any = None  # of a checkpoint in the background
+        self.writer: Any = None  # writes a checkpoint in the background
         self.chunks = [chunk.to(self.device) for chunk in build(parallel, precision, seed)]
         self._parked: list[Any] = []
         self.optimizer: Any = None
@@ -130,14 +130,16 @@ class Engine:
                 raise ConfigError("optimizer.balance: the model has no experts; leave it at 0")
             self._wrapped = adam.wrap_ddp(self.chunks, parallel)
             self.optimizer = adam.build_optimizer(optimizer, precision, self._wrapped)
-        self._routing_2: torch.Tensor | None = None  # of the last step: choices given to routers, those not their own
-        self._balance: torch.Tensor | None = None  # of the last step: the experts' balancing loss, where there is one
+        self._routing_2: torch.Tensor | None = (
+            None  # in the last step: choices given to routers, and how many differ from their own
+        )
+        self._balance: torch.Tensor | None = None  # in the last step: the experts' balancing loss, if there is one
         self._gathering = False  # updated weights are still on their way
         self._cast_version = -1  # of the weights that the fp8 copies were made of
         self._profiler = profile.claim(dist.get_rank()) if optimizer is not None else None
 
     def _wait_for_weights(self) -> None:
-        """Wait for updated weights; everything that reads parameters begins with this, or it would see old ones."""
+        """Wait for updated weights. Everything that reads parameters must call this first, or it sees old ones."""
         from .mcore import optimizer as adam
 
         if self._gathering:
@@ -145,8 +147,8 @@ class Engine:
             self._gathering = False
 
     def _cast(self) -> None:
-        """Bring the model's fp8 copies of the weights up to date; what computes with the model begins with this.
-        Without such copies the layers wait themselves for weights that are still on their way.
+        """Update the model's fp8 copies of the weights; everything that computes with the model must call this first.
+        Without such copies, layers themselves wait for weights that are still being gathered.
         """
         if self.precision.own_fp8 or self.parallel.cuda_graphs:
             self._wait_for_weights()
@@ -156,8 +158,8 @@ class Engine:
         self._cast_version = self.weights_version
 
     def _balance_tokens(self, microbatches: list[PackedBatch]) -> float:
-        """Over how many tokens of all data ranks the experts' balance of a step is a mean; 0 where none is asked for.
-        Collective.
+        """The number of tokens, over all data ranks, that the experts' balance of a step is averaged over; 0 if no
+        balance loss is set. Collective.
         """
         if self.optimizer_config is None or not self.optimizer_config.balance:
             return 0.0
@@ -165,11 +167,11 @@ class Engine:
             float(sum(int(trained_lengths(batch).sum()) for batch in microbatches)), dtype=torch.float64
         ).to(self.device)
         dist.all_reduce(tokens, group=self.groups.reduce)
-        return float(tokens) / self.parallel.context  # whose ranks all counted the same documents
+        return float(tokens) / self.parallel.context  # context ranks counted the same documents
 
     def _items(self, microbatches: list[PackedBatch], balance_tokens: float = 0.0) -> tuple[list[_Item], list[int]]:
-        """Pad, slice over context ranks and move to the device; also the padded lengths, before slicing. Where chunks
-        of a pipeline are interleaved all microbatches get one.
+        """Pad, slice over context ranks and move to the device; also returns the padded lengths before slicing.
+        Interleaved pipelines need the same length for all microbatches.
         """
         if not microbatches:
             raise ConfigError("microbatches: a step needs at least one")
@@ -178,10 +180,10 @@ class Engine:
                 f"microbatches: virtual_pipeline needs a multiple of parallel.pipeline ({self.parallel.pipeline}), "
                 f"not {len(microbatches)}"
             )
-        # fp8 products want rows in sixteens
+        # fp8 products need multiples of 16 rows
         multiple = self.parallel.token_multiple * (16 if self.precision.fp8 else 1)
         lengths = [-(-batch.num_tokens // multiple) * multiple for batch in microbatches]
-        if self.parallel.expert > 1:  # tokens of several data ranks meet at an expert, and are gathered in equal parts
+        if self.parallel.expert > 1:  # experts gather tokens of several data ranks in equal parts
             common = torch.tensor(lengths, device=self.device)
             dist.all_reduce(common, op=dist.ReduceOp.MAX)
             lengths = common.tolist()
@@ -243,7 +245,7 @@ class Engine:
             if not chunk.training:
                 chunk.train()
             chunk.zero_grad_buffer()
-        self._take_routing()  # what was scored does not count
+        self._take_routing()  # choices made while scoring do not count
         items, lengths = self._items(microbatches, self._balance_tokens(microbatches))
 
         def finish(chunk, output, item):
@@ -253,7 +255,7 @@ class Engine:
         records = schedule.run(self._wrapped, items, lengths, self._forward, finish, train=True)
         self._routing_2 = self._take_routing()
         if self._routing_2 is not None:
-            dist.all_reduce(self._routing_2)  # each rank's routers saw other tokens or are of other layers
+            dist.all_reduce(self._routing_2)  # each rank's routers saw different tokens or belong to different layers
         self._balance = None
         if items[0].layout.balance_D is not None:
             self._balance = torch.stack([chunk.take_balance() for chunk in self.chunks]).sum()  # type: ignore[operator]
@@ -261,7 +263,7 @@ class Engine:
         return self._sum_metrics(records)
 
     def _take_routing(self) -> torch.Tensor | None:
-        """Of a model with experts, this rank's counts of given choices since the last time; see `take_routing`."""
+        """For a model with experts: this rank's counts of given choices since the last call; see `take_routing`."""
         if not any(getattr(chunk, "routes", False) for chunk in self.chunks):
             return None
         counts: list[Any] = [chunk.take_routing() for chunk in self.chunks]  # type: ignore[operator]
@@ -284,15 +286,17 @@ class Engine:
         self._gathering = self.parallel.overlap_param_gather
         self.weights_version += 1
         if not self._gathering:
-            self._cast()  # while the device still computes, the host has time
+            self._cast()  # the host has time while the device still computes
         self.steps += 1
-        # the step's one wait for the device, after all its work was given out
+        # the step's only wait for the device, after all its work is queued
         metrics = self._read_metrics(names, sums)
         grad_norm = float(norm)
         return StepResult(metrics, grad_norm, lr, not math.isfinite(grad_norm))
 
     def _sum_metrics(self, records: list[dict[str, torch.Tensor]]) -> tuple[list[str], torch.Tensor | None]:
-        """Names, and on the last stage the sums over microbatches, data and context ranks, still on the device."""
+        """The metric names and, on the last stage, their sums over microbatches, data and context ranks, on the
+        device.
+        """
         if not records:
             return [], None
         names = sorted(records[0])
@@ -302,7 +306,7 @@ class Engine:
         return names, sums
 
     def _read_metrics(self, names: list[str], sums: torch.Tensor | None) -> dict[str, float]:
-        """Bring the sums to the host, and tell the other stages."""
+        """Copy the sums to the host, and send them to the other stages."""
         metrics: dict[str, float] = {}
         if sums is not None:
             values = sums.tolist()
@@ -320,16 +324,14 @@ class Engine:
 
     @torch.no_grad()
     def score(self, microbatches: list[PackedBatch], score: ScoreFn) -> list[dict[str, torch.Tensor]]:
-        """Forward only: per-token results of each microbatch, whole and unpadded, on every rank that shares these
-        microbatches.
-        """
+        """Forward only: per-token results of each microbatch, complete and unpadded, on all ranks that share them."""
         from .mcore import schedule
 
         self._cast()
         for chunk in self._wrapped:
             chunk.eval()
         asked = len(microbatches)
-        if self.parallel.virtual_pipeline > 1:  # whose schedule takes a multiple of the stages; the last fills it up
+        if self.parallel.virtual_pipeline > 1:  # interleaving needs a multiple of the stages; repeat the last one
             microbatches = [*microbatches, *microbatches[-1:] * (-asked % self.parallel.pipeline)]
         items, lengths = self._items(microbatches)
 
@@ -369,7 +371,7 @@ class Engine:
         for chunk in self.chunks:
             graphs: Any = getattr(chunk, "graphs", None)
             if graphs is not None:
-                graphs.forget()  # they know the addresses of what is moved
+                graphs.forget()  # they hold addresses of what is moved
             if self.precision.own_fp8:
                 chunk.drop_casts()  # type: ignore[operator]
         self._cast_version = -1
@@ -383,7 +385,7 @@ class Engine:
         self._parked = []
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Full parameters under their global names, one at a time, on every rank, in one order. Collective."""
+        """Full parameters with their global names, one at a time, on every rank, in the same order. Collective."""
         from .mcore import params
 
         own = self.local_parameters()
@@ -407,8 +409,8 @@ class Engine:
         yield from params.gather(own, adam.full_gradients(self.optimizer, [p.param for p in own]))
 
     def load_weights(self, source: Callable[[str], torch.Tensor | Cuttable | None]) -> None:
-        """Overwrite parameters by their part of `source(global name)`, or keep those it gives None for. The
-        optimizer starts anew.
+        """Overwrite parameters with their part of `source(global name)`; keep those for which it returns None. The
+        optimizer's state is reset.
         """
         from .mcore import optimizer as adam
 
@@ -424,7 +426,7 @@ class Engine:
             adam.refresh_masters(self.optimizer)
 
     def save(self, path: str | Path, extra: dict[str, Any] | None = None, *, wait: bool = True) -> None:
-        """Write a verified checkpoint to the folder `path`, which appears only when it is whole.
+        """Write a checkpoint to the folder `path`, which appears only when it is complete.
 
         With `wait=False` the files are written in the background; the next `save` or `finish_save` waits for them and
         publishes them.
@@ -437,7 +439,7 @@ class Engine:
         return self.writer is not None and self.writer.is_alive()
 
     def finish_save(self) -> None:
-        """Wait for a save that runs in the background, and raise its error if it had one. Collective."""
+        """Wait for a save in the background, and raise its error if it had one. Collective."""
         checkpoint.finish(self)
 
     def load(self, path: str | Path, *, weights_only: bool = False) -> dict[str, Any]:
