@@ -130,9 +130,7 @@ class Engine:
                 raise ConfigError("optimizer.balance: the model has no experts; leave it at 0")
             self._wrapped = adam.wrap_ddp(self.chunks, parallel)
             self.optimizer = adam.build_optimizer(optimizer, precision, self._wrapped)
-        self._routing_2: torch.Tensor | None = (
-            None  # in the last step: choices given to routers, and how many differ from their own
-        )
+        self._routing_2: torch.Tensor | None = None  # last step: choices given to routers, those that differ
         self._balance: torch.Tensor | None = None  # in the last step: the experts' balancing loss, if there is one
         self._gathering = False  # updated weights are still on their way
         self._cast_version = -1  # of the weights that the fp8 copies were made of
