@@ -1,11 +1,10 @@
 """One decode step of all rows, from the tokens fed to the tokens sampled, without the host: captured as a CUDA graph
 for each batch size.
 
-Everything the step reads or writes lives in tensors that stay where they are. Rows advance in place; what was sampled
-goes into a window of the last steps, which the host reads now and then. A step may also feed tokens that are expected
-to follow, and keep what sampling agrees with: rows then advance by as many tokens as came out right, which the device
-alone knows. Shape suffixes: B rows, V vocabulary, W steps of the window, K tokens a row feeds, T all of them, L room
-for a row's tokens, M tokens a row may make in a window.
+All inputs and outputs are tensors at fixed addresses. Rows advance in place; sampled tokens go to a window of the last
+steps, which the host reads from time to time. A step may also feed proposed tokens and keep those that sampling agrees
+with: rows then advance by a number of tokens that only the device knows. Shape suffixes: B rows, V vocabulary, W steps
+of the window, K tokens a row feeds, T all of them, L room for a row's tokens, M tokens a row may make in a window.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from .sampler import SamplingParams
 from .token_choice import choose_rows
 
 FIELDS = ("token", "length", "count", "key", "cap", "low", "high", "top_k", "done")
-# of steps that copy: the count at which a row waits for the host, the place its last copy came from; and of a window,
-# the tokens it made, those of them that were proposed, and the passes in which it did not wait
+# for steps that copy: the count at which a row waits for the host, and the place its last copy came from; per window,
+# the tokens it made, how many of them were proposed, and the passes in which it did not wait
 FIELDS += ("limit", "source", "made", "copied", "passes")
 WINDOW = 16
 COPIES = 8  # passes of a window that copies
-PROGRAMS = 264  # two for each of a large GPU's multiprocessors: below that, attention splits the keys of a row
+PROGRAMS = 264  # two per multiprocessor of a large GPU: with fewer programs, attention splits the keys of a row
 
 
 def bucket_of(rows: int, most: int) -> int:
-    """The batch size a number of rows runs at."""
+    """The batch size that this number of rows runs at."""
     steps = (8, 16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 1024)
     size = next((s for s in steps if s >= rows), -(-rows // 256) * 256)
     return min(size, max(most, 8))
@@ -72,7 +71,7 @@ class DecodeStep:
         return self.numbers[FIELDS.index(name), :rows]
 
     def rows(self, count: int) -> Rows:
-        """Where the first rows stand."""
+        """The positions of the first rows."""
         return Rows(self.table_BP[:count], self.line("length", count), self.page)
 
     def splits(self, rows: int) -> int:
@@ -82,7 +81,7 @@ class DecodeStep:
         return 1 if is_batch_invariant() else max(1, min(16, PROGRAMS // (rows * self.decoder.config.kv_heads)))
 
     def idle(self, first: int = 0) -> None:
-        """Point rows from `first` on at the pool's first page, which belongs to nobody."""
+        """Point rows from `first` on at the pool's first page, which no request uses."""
         blank = torch.zeros(len(FIELDS), 1, dtype=torch.int64)
         blank[FIELDS.index("cap")] = 1
         blank[FIELDS.index("high")] = self.decoder.config.vocab
@@ -92,7 +91,7 @@ class DecodeStep:
         self.tiles_BR[first:] = -1
 
     def make_text(self, length: int) -> None:
-        """Room for the tokens of rows of this length, and for what is proposed behind them."""
+        """Allocate room for the tokens of rows of this length, and for proposals after them."""
         room, (rows, device) = length + AHEAD + 2, (len(self.temperature_B), self.numbers.device)
         if self.text_BL.shape[1] >= room:
             return
@@ -134,10 +133,10 @@ class DecodeStep:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._pass(rows, params, ahead)  # compiles, and lets libraries set themselves up
+            self._pass(rows, params, ahead)  # compiles kernels and initialises libraries
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # a trainer may use the device meanwhile, in its own thread
+        # a trainer may use the device meanwhile, from its own thread
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             self._pass(rows, params, ahead)
         for x, value in zip(state, kept, strict=True):
@@ -162,7 +161,7 @@ class DecodeStep:
             token_B, logprob_B = choose_rows(logits_BV, u_B, params, seen_BV)
             if seen_BV is not None:
                 seen_BV.scatter_(1, token_B[:, None], True)
-        if is_batch_invariant():  # by the function the trainer scores with
+        if is_batch_invariant():  # with the trainer's own scoring function
             logprob_B, _ = linear_logprob(
                 hidden_BH, d.weights.head, token_B, temperature=self.temperature, vocab_size=d.config.vocab
             )
@@ -177,8 +176,8 @@ class DecodeStep:
 
     @torch.no_grad()
     def _run_ahead(self, rows: int, ahead: int) -> None:
-        """Feed every row its token and `ahead` proposals. A token sampled behind a proposal counts if all before it
-        were sampled as proposed: it is then the very one that a plain step would have sampled.
+        """Feed every row its token and `ahead` proposals. A token sampled after proposals counts if those were all
+        sampled as proposed: it is then exactly the token that plain steps would have sampled.
         """
         d, width = self.decoder, ahead + 1
         length_B, count_B, limit_B, source_B = (self.line(n, rows) for n in ("length", "count", "limit", "source"))
@@ -203,7 +202,7 @@ class DecodeStep:
         sampled_BK = token_T.view(rows, width)
         right_B = (sampled_BK[:, :-1] == token_BK[:, 1:]).long().cumprod(1).sum(1)
         made_B = torch.minimum(right_B + 1, limit_B - count_B).clamp_min(0)
-        # what lies behind the tokens that count is never read, and written over by the next pass
+        # cache entries after the tokens that count are never read, and the next pass overwrites them
         text_BL.scatter_(1, length_B[:, None] + 1 + step_K, sampled_BK.int())
         total_B = self.line("made", rows)
         self.tokens_BM[:rows].scatter_(1, total_B[:, None] + step_K, sampled_BK)

@@ -1,6 +1,4 @@
-"""From settings to a sampler that follows the trainer's weights: what a training stage opens at its start and closes
-at its end.
-"""
+"""Opens a sampler that follows the trainer's weights, from settings; a training stage closes it at its end."""
 
 from __future__ import annotations
 
@@ -41,9 +39,9 @@ log = logging.getLogger("terrella")
 
 @dataclass
 class OpenSampler:
-    """A sampler, how to bring it up to date (None where it shares the trainer's weights), and how to end it.
+    """A sampler, a function that sends it new weights (None if it shares the trainer's), and one that closes it.
 
-    `rest` is called when sampling is over and training begins; what it measures is recorded.
+    `rest` is called after sampling, before training; what it measures is recorded.
     """
 
     sampler: Sampler
@@ -99,8 +97,8 @@ def open_sampler(
 
 
 def as_stream(opened: OpenSampler, aside: bool = False, pause_s: float = 3600.0) -> OpenSampler:
-    """The same as a `Stream`, whose sampler pauses within `pause_s` while weights change or memory is given back; the
-    memory stays where it samples `aside` the training.
+    """Wrap a sampler as a `Stream`, which pauses within `pause_s` while weights change or memory is freed. If it
+    samples `aside`, concurrently with training, the memory is kept.
     """
     stream, publish, rest = Stream(opened.sampler), opened.publish, opened.rest
 
@@ -127,8 +125,8 @@ def as_stream(opened: OpenSampler, aside: bool = False, pause_s: float = 3600.0)
 def _open_embedded(
     config: Embedded, engine: Engine, model: ModelConfig, mesh: Mesh, aside: bool, notes: bool
 ) -> OpenSampler:
-    """On the engine's own weights where a rank holds them all and trains at other times than it samples; else on a
-    whole copy that the leader gathers at every publish.
+    """Sample from the engine's own weights if the rank holds them all and does not train meanwhile; else from a full
+    copy that the leader gathers at every publish.
     """
     options = {"max_batch": config.max_batch, "cache_gib": config.cache_gib, "copy": config.copy}
     options |= {"batch_invariant": config.batch_invariant, "notes": notes}
@@ -142,12 +140,12 @@ def _open_embedded(
         first = not held
         stream = merged(engine.parameters(), model, lora) if lora else engine.parameters()
         if aside and engine.device.type == "cuda":
-            torch.cuda.synchronize(engine.device)  # the sampler has a stream of its own
-        for name, tensor in stream:  # collective: peers give their parts
+            torch.cuda.synchronize(engine.device)  # the sampler uses its own CUDA stream
+        for name, tensor in stream:  # collective: peers contribute their parts
             if not mesh.is_leader:
                 continue
             if name in held:
-                held[name].copy_(tensor)  # in place: captured graphs know the addresses
+                held[name].copy_(tensor)  # in place: captured graphs hold the addresses
             else:
                 held[name] = tensor.detach().clone()
         if first and held:
@@ -175,7 +173,7 @@ def _elsewhere(mesh: Mesh) -> bool:
 
 
 def own_gpus(devices: list[str], trained_on: list[str]) -> bool:
-    """Whether every server of a machine has GPUs named that no rank of the trainer computes on; "" is any."""
+    """Whether every server is assigned GPUs that no trainer rank uses; "" means any GPU."""
     named = [name.strip() for entry in devices for name in entry.split(",")]
     return all(named) and not {*named} & {*trained_on}
 
@@ -188,15 +186,15 @@ def _trained_on(engine: Engine) -> str:
 
 
 def _resolved(config: Vllm, engine: Engine, mesh: Mesh, hosts: list[HostAddress], placed: bool) -> Vllm:
-    """The settings with what was not given chosen by what the machines have, which is printed. Collective."""
+    """Fill in the settings' defaults by what the machines have, and print them. Collective."""
     cuda = engine.device.type == "cuda"
     ranks = mesh.gather_all((socket.gethostname(), _trained_on(engine) if cuda else ""))
-    if config.colocated or config.urls:  # of others' servers nothing is known
+    if config.colocated or config.urls:  # nothing is known about servers of others
         own = False
     elif placed:
         own = mesh.from_main(lambda: all(host.gpus > 0 for host in hosts))
     else:
-        # servers start beside the main rank
+        # servers start on the main rank's machine
         beside = [name for host, name in ranks if host == ranks[0][0]]
         own = cuda and own_gpus(config.devices, beside)
     resolved = config.resolved(own, cuda)
@@ -224,7 +222,7 @@ def _open_vllm(
     config = _resolved(config, engine, mesh, hosts, bool(placed))
     assert config.max_sequences and config.gpu_memory and config.backend
     if notes and (config.colocated or not (config.urls or os.environ.get(VARIABLE))):
-        check_notes()  # engines elsewhere say so themselves
+        check_notes()  # other engines check it themselves
     dtype = "bfloat16" if engine.precision.params == "bf16" else "float32"
     home = make_folder(folder / "model")
     if config.adapters_only:
@@ -246,7 +244,7 @@ def _open_vllm(
         lora_rank=lora_of(engine).rank if config.adapters_only else 0,
     )
     if config.colocated:
-        mesh.barrier()  # the folder is there
+        mesh.barrier()  # wait for the folder
         colocated, publish_new = open_colocated(config, settings, engine, model, folder.absolute(), mesh)
         return OpenSampler(colocated, publish_new, colocated.local.close, rest=colocated.rest)
     here = socket.gethostname() if placed and config.host == Vllm.host else config.host
@@ -259,13 +257,13 @@ def _open_vllm(
     elif config.transport == "disk":
         transport = DiskTransport(folder.absolute() / "weights")
     elif engine.parallel.model_size * engine.parallel.expert > 1 and getattr(engine.build, "lora", None) is None:
-        # each rank is reached where it is
+        # each rank is reached at its own machine
         address = socket.gethostname() if _elsewhere(mesh) or placed else config.host
         weights, transport = own_parts, ShardedTransport(backend, address, mesh.gather_all)
     else:
         transport = BroadcastTransport(backend, here)
     if engine.device.type == "cuda":
-        torch.cuda.empty_cache()  # what the trainer holds and does not use, a server on its GPU may
+        torch.cuda.empty_cache()  # a server on the trainer's GPU can use what the trainer has cached
     servers: list[VllmServer] = []
     if mesh.is_main and placed:
         servers = [*hosted_servers(hosts, settings, config.shares(), folder, config.start_s)]
@@ -290,7 +288,7 @@ def _open_vllm(
         alone = BroadcastTransport(backend, here)
         send_again(transport, alone, target, lambda: engine_weights(engine), version, config.sync_s)
 
-    # without a copy on disk the weights may be changing when a server is lost, or lie on ranks that are busy
+    # without a copy on disk, weights may be changing when a server is lost, or be on ranks that are busy
     together = not isinstance(transport, DiskTransport | AdapterTransport) and (
         ahead > 0 or engine.parallel.model_size * engine.parallel.expert > 1
     )
@@ -303,11 +301,11 @@ def _open_vllm(
         ours_elsewhere=not (mesh.is_main or config.urls),
     )
     sampler.start()
-    mesh.barrier()  # nobody asks before all servers answer
-    opened = OpenSampler(sampler, None, sampler.close)  # before the first publish nothing can be asked of it
+    mesh.barrier()  # no requests before all servers are up
+    opened = OpenSampler(sampler, None, sampler.close)  # cannot sample before the first publish
 
     def revive() -> None:
-        # a server that was started again is in no group that weights were sent through before
+        # a restarted server is not in the existing groups
         if mesh.from_main(sampler.revive) and isinstance(transport, BroadcastTransport | ShardedTransport):
             transport.close()
 
@@ -324,7 +322,7 @@ def _open_vllm(
         )
         for target in sampler.targets:
             target.version = version
-            if config.adapters_only:  # the main rank has loaded it; the others ask for it by the same name
+            if config.adapters_only:  # the main rank has loaded it; the others request it by the same name
                 target.adapter = adapter_name(version)
 
     opened.publish = publish

@@ -1,4 +1,4 @@
-"""The memory that the continuous batch works in: the pool of pages on the device, and what the host knows of it."""
+"""The memory of the continuous batch: the pool of pages on the device, and the host's bookkeeping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .decode_step import DecodeStep
 from .prefix_tree import Pages
 from .sampler import SampleRequest
 
-SPARE = 4  # a room to keep is made for requests that will have grown so much
+SPARE = 4  # rooms that are kept allow for requests growing by this factor
 
 
 @dataclass
@@ -24,11 +24,11 @@ class Room:
 
     pool: Pool
     pages: Pages
-    most: int | None  # pages that memory had room for
+    most: int | None  # pages that memory allows
     weights_version: int
 
     def suits(self, pages: int) -> bool:
-        """Whether a new room could not serve requests that want so many pages better."""
+        """Whether a new room would serve requests that want this many pages no better."""
         return self.pages.count == self.most or self.pages.count >= pages
 
     def enter(self, decoder: PooledDecoder, requests: Sequence[SampleRequest], weights_version: int) -> None:
@@ -54,7 +54,7 @@ def make_room(
     weights_version: int,
     copying: Copying | None,
 ) -> Room:
-    """Room for requests that want so many pages, and for longer ones where it is kept for them, within what memory
+    """Allocate room for requests that want this many pages (for longer ones too if it is kept), as far as memory
     allows.
     """
     size, decoder = step.page, step.decoder
@@ -68,15 +68,15 @@ def make_room(
 
 
 def wanted(requests: Sequence[SampleRequest], slots: int, size: int) -> int:
-    """Pages that `slots` requests at a time never use up; a prompt's whole pages are stored once."""
+    """Pages that suffice for `slots` concurrent requests; full pages of a shared prompt are stored once."""
     shared = {r.ids: (len(r.ids) - 1) // size for r in requests}
     own = sorted((-(-r.length // size) - shared[r.ids] for r in requests), reverse=True)
     return 1 + sum(own[:slots]) + sum(sorted(shared.values(), reverse=True)[:slots]) + min(slots, len(requests))
 
 
 def position_limit(cache_gib: float | None, decoder: PooledDecoder, slots: int, copying: Copying | None) -> int | None:
-    """How many positions may be held: by the setting, else what fits into most of the free device memory; on CPU
-    without bound.
+    """The maximum number of cached positions: from the setting, else what fits most of the free device memory;
+    unbounded on a CPU.
     """
     each = token_bytes(decoder.config, decoder.dtype, decoder.notes)
     if cache_gib is not None:
