@@ -116,7 +116,7 @@ def adapted(model: ModelConfig, versions: list[int]) -> Callable[[], dict[str, A
     merged = sampling_weights(engine)
 
     def weights() -> dict[str, Any]:
-        engine.steps = versions[0]
+        engine.weights_version = versions[0]
         return merged()
 
     return weights

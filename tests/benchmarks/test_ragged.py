@@ -6,6 +6,7 @@ import pytest
 
 from terrella.benchmarks import e2e, ragged, record
 from terrella.benchmarks.rollout import TINY, Case, requests_of
+from terrella.tests.parallel.pool import run_ranks
 
 
 def test_many_turns_are_played_on_kept_pages(tmp_path, monkeypatch, capsys) -> None:
@@ -20,6 +21,10 @@ def test_many_turns_are_played_on_kept_pages(tmp_path, monkeypatch, capsys) -> N
     turns = ragged.CASES[name].turns
     assert tokens > turns * ragged.CASES[name].prompts * ragged.CASES[name].samples
     assert float(line.split("time/prompt_reuse': ")[1].split(",")[0]) > 0.6
+
+
+def test_adapters_are_merged_again_for_every_version() -> None:
+    assert run_ranks("terrella.tests.benchmarks.ragged_job:merges", 1) == [[True, False, True]]
 
 
 def test_lengths_with_a_long_tail_are_the_same_in_every_turn() -> None:
