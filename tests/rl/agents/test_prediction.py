@@ -5,6 +5,7 @@ was trained so, watching how much of its success is imagined.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -136,6 +137,7 @@ def test_a_world_is_trained_by_rlvr_and_an_agent_that_exploits_it_is_stopped(tmp
     # killed after the checkpoint of the last step, before the stage's outcome: it does not train on
     for left in ("stages/rl.json", "stages/evaluate.json", "summary.json"):
         (run / left).unlink(missing_ok=True)
+    shutil.rmtree(run / "stages" / "evaluate")
     again = train(tmp_path, "teaches: transitions")
     assert again.returncode == 0 and why in again.stdout, again.stderr[-2000:]
     found = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
