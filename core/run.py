@@ -96,9 +96,13 @@ class Run:
 
     def _require_order(self, stages: Sequence[str], ended: Sequence[str]) -> None:
         """A stage without an outcome must be the last one that started: otherwise its outcome was lost, and running it
-        again would truncate the record.
+        again would truncate the record. One that --steps extends has its outcome set aside, sums included.
         """
         first = next((stage for stage in stages if stage not in ended), None)
+        if not (self.path / "stages" / f"{first}.sums").exists() and any(
+            (self.path / ASIDE).glob(f"*/stages/{first}.json")
+        ):
+            return
         for later in stages[stages.index(first) + 1 :] if first else ():
             traces = (
                 self.path / "stages" / f"{later}.json",

@@ -7,7 +7,7 @@ import pytest
 
 from terrella.core import run as runs
 from terrella.core import schema
-from terrella.core.errors import ConfigError
+from terrella.core.errors import ConfigError, StorageError
 from terrella.launch import recipe
 from terrella.launch.extend import explain, extend, with_steps
 from terrella.launch.rewind import back_to
@@ -62,6 +62,19 @@ def test_a_finished_run_goes_on_and_keeps_what_it_had(finished: Path) -> None:
     _, lease = runs.create(finished, config)  # the same command opens it
     lease.release()
     assert extend(finished, config) == []  # and changes nothing more
+
+
+def test_stages_that_do_not_depend_on_an_extended_one_do_not_keep_it_from_going_on(finished: Path) -> None:
+    """But an outcome that nothing set aside is lost."""
+    config = with_steps(recipe.load("demo"), ("rl=90",))
+    names, run = [s.name for s in config.stages], runs.Run(finished, "")
+    assert extend(finished, config) == ["rl"] and run.verify(names) == []
+    run, lease = runs.create(finished, config)
+    run.finish("rl", {"steps": 90})
+    lease.release()
+    (finished / "stages" / "rl.json").unlink()
+    with pytest.raises(StorageError, match=r"rl\.json: lost, although stage more-play started"):
+        run.verify(names)
 
 
 def test_a_run_that_was_stopped_in_its_first_stage_has_no_old_results(tmp_path: Path) -> None:
